@@ -1,0 +1,475 @@
+"""The recovery protocol as a pure state machine: ``handle(event) -> instructions``.
+
+Theory of operation. The machine holds the artifacts (inputs and node outputs), one :class:`NodeRun` a node and the
+reader index. One event is handled at a time; revisions and output commits draw from one version line (R3). Every event
+ends in a *settling* pass, in topological order, over the nodes that it can have moved: a node is *valid* when its last
+committed attempt still observes what it observed, *settled* when it is valid and all its parents are (R1). An attempt
+starts only below settled parents (R2), commits only if its certificate holds and its parents are settled, and is
+otherwise rejected or waits without a slot (R8). A lane that is no longer taken is retracted in the same pass (R6).
+
+House rules: no clock, no randomness, no IO, no framework. An illegal event raises and changes nothing. Everything that
+was decided is in :attr:`Machine.journal`, with its evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from revise_lab.errors import IllegalEvent, ReviseLabError, RevisionRefused, StaleBase, WorkflowClosed
+from revise_lab.records import event as ev
+from revise_lab.records.attempt import AttemptState, Coverage, Outcome
+from revise_lab.records.revision import Change, Op, Revision, delta_of, patch
+from revise_lab.records.selector import Delta, Path, Read, Selector, evaluate, format_path
+from revise_lab.records.value import ABSENT, Value, digest, equal, freeze
+from revise_lab.records.workflow import Graph
+
+from .certify import check, recheck
+from .plan import Policy, RecoveryPlan, View, assemble
+from .provenance import Hit, ReaderIndex
+from .settle import Settling
+from .table import ATTEMPTS, RUN, Attempt, NodeRun
+
+
+class Machine(Settling):
+    """The state of one run.
+
+    Parameters
+    ----------
+    graph : Graph
+        The checked workflow.
+    inputs : mapping
+        The input artifacts by name, JSON-like.
+    policy : Policy
+        How to recover.
+    validate : bool
+        Check the invariants after every event (tests).
+
+    Attributes
+    ----------
+    journal : list
+        Every event and every fact, in order; position is ``seq``.
+    version : int
+        The head of the version line.
+    """
+
+    def __init__(self, graph: Graph, inputs: Mapping[str, Any], policy: Policy, *, validate: bool = False) -> None:
+        frozen = {name: freeze(value) for name, value in inputs.items()}
+        if clash := frozen.keys() & graph.nodes.keys():
+            raise ReviseLabError(f"{', '.join(sorted(clash))} names an input and a node - rename one of them")
+        self.graph = graph
+        self.policy = policy
+        self.switches = policy.switches
+        self.validate = validate
+        self.inputs: dict[str, Value] = frozen
+        self.values: dict[str, Value] = dict(frozen)
+        self.counts: dict[str, int] = dict.fromkeys(frozen, 0)
+        self.version = 0
+        self.state = "open"
+        self.late_invalid = 0
+        self.index = ReaderIndex()
+        self.attempts: dict[str, Attempt] = {}
+        self.revisions: dict[str, int] = {}
+        self.deferred: list[Revision] = []
+        self.plan: RecoveryPlan | None = None
+        self.journal: list[ev.Entry] = [
+            ev.Opened(graph.name, freeze(inputs), policy.name, freeze(self.switches.as_dict()))
+        ]
+        self._out: list[ev.Instruction] = []
+        self._build()
+        self._settle()
+
+    # --- the one entry ---------------------------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event) -> list[ev.Instruction]:
+        """Handle one event and return what the driver has to do.
+
+        Raises
+        ------
+        IllegalEvent
+            The table does not allow the event in this state; nothing has changed.
+        """
+        handler = _HANDLERS.get(type(event))
+        if handler is None:
+            raise IllegalEvent(f"{type(event).__name__} is not an event of the machine", event=event)
+        name = type(event).__name__.lower()
+        if (self.state, name) not in RUN:
+            raise IllegalEvent(
+                f"{name} is not possible: the run is {self.state} - start a new run, or reopen this one",
+                event=event,
+                story=self.story(getattr(event, "attempt", getattr(event, "node", ""))),
+            )
+        self._out = []
+        handler(self, event)
+        self._settle()
+        if self.validate:
+            self.check_invariants()
+        return self._out
+
+    # --- revisions -------------------------------------------------------------------------------------------------
+
+    def _on_revise(self, event: ev.Revise) -> None:
+        try:
+            changes = tuple(change._replace(value=freeze(change.value)) for change in event.revision.changes)
+        except ReviseLabError as error:
+            self._say(ev.Refused(event.revision.id, type(error).__name__, str(error)))
+            return
+        revision = Revision(event.revision.id, changes)
+        self.journal.append(ev.Revise(revision))
+        if revision.id in self.revisions:
+            self._say(ev.Duplicate(revision.id))
+            return
+        try:
+            if self.state != "open":
+                raise WorkflowClosed(
+                    f"revision {revision.id!r} came after the run was {self.state} - call run.reopen() to revise it",
+                    current=None,
+                )
+            shadow = self._patched(revision, self._shadow())
+        except (RevisionRefused, ReviseLabError) as error:
+            self._say(ev.Refused(revision.id, type(error).__name__, str(error), error.context.get("current")))
+            return
+        self.revisions[revision.id] = self.version
+        if self.policy.deferred and not self.quiet:
+            self.deferred.append(revision)
+            self._say(ev.Deferred(revision.id))
+            return
+        self._apply(revision, shadow)
+
+    def _shadow(self) -> dict[str, tuple[Value, int]]:
+        """Return the inputs with their versions as they will be once every deferred revision has been applied."""
+        shadow = {name: (value, self.counts[name]) for name, value in self.inputs.items()}
+        for revision in self.deferred:
+            shadow.update(self._patched(revision, shadow))
+        return shadow
+
+    def _patched(self, revision: Revision, shadow: Mapping[str, tuple[Value, int]]) -> dict[str, tuple[Value, int]]:
+        """Return the changed artifacts and their new versions, or raise; all changes or none."""
+        if not revision.changes:
+            raise RevisionRefused(f"revision {revision.id!r} holds no change - give it at least one")
+        new: dict[str, tuple[Value, int]] = {}
+        for change in revision.changes:
+            value, count = self._admitted(revision, change, shadow)
+            value = new.get(change.artifact, (value, count))[0]
+            new[change.artifact] = (patch(value, change), count + 1)
+        return new
+
+    def _admitted(
+        self, revision: Revision, change: Change, shadow: Mapping[str, tuple[Value, int]]
+    ) -> tuple[Value, int]:
+        name = change.artifact
+        if change.op in (Op.OVERRIDE, Op.WITHDRAW):
+            raise RevisionRefused(f"revision {revision.id!r}: {change.op} of a node's output is not supported yet")
+        if name in self.runs or name in self.graph.nodes:
+            raise RevisionRefused(
+                f"revision {revision.id!r}: {name!r} is the output of a node, not an input - revise an input it reads",
+            )
+        if name not in shadow:
+            raise RevisionRefused(
+                f"revision {revision.id!r}: no artifact is named {name!r} - inputs are {', '.join(sorted(shadow))}"
+            )
+        value, count = shadow[name]
+        if change.base is not None and change.base != count:
+            raise StaleBase(
+                f"revision {revision.id!r} was made against version {change.base} of {name!r}, which is at {count} - read"
+                f" version {count}, decide again and send it with base={count}",
+                artifact=name,
+                base=change.base,
+                current=count,
+            )
+        return value, count
+
+    def _apply_deferred(self, revision: Revision) -> None:
+        self._apply(revision, self._patched(revision, self._shadow()))
+
+    def _apply(self, revision: Revision, new: Mapping[str, tuple[Value, int]]) -> None:
+        """Make an accepted revision current, ask the policy, and carry out its plan."""
+        self.version = version = self.version + 1
+        deltas = []
+        hits: list[tuple[Delta, Hit]] = []
+        for name, (value, count) in new.items():
+            changes = [change for change in revision.changes if change.artifact == name]
+            delta = delta_of(name, version, self.inputs[name], value, changes)
+            deltas.append(delta)
+            self.inputs = {**self.inputs, name: value}
+            self.values[name] = value
+            self.counts[name] = count
+            hits.extend((delta, hit) for hit in self.index.touch(delta))
+        unconditional = any(change.base is None for change in revision.changes)
+        self._say(ev.Accepted(revision.id, version, tuple(deltas), unconditional))
+        direct = self._direct(revision.id, hits)
+        view = View(revision.id, version, direct, self.runs, self.switches, self.unbounded, self.n_active, any(deltas))
+        planned = assemble(view, self.policy.plan(view))
+        self.journal.append(planned)
+        self.plan = RecoveryPlan(planned)
+        self._carry_out(planned)
+
+    def _direct(self, revision: str, hits: Iterable[tuple[Delta, Hit]]) -> dict[NodeRun, ev.Evidence]:
+        """Mark the readers of what changed and return the nodes whose live attempt is among them, with evidence."""
+        direct: dict[NodeRun, ev.Evidence] = {}
+        for delta, hit in hits:
+            for attempt, at in list(hit.cell.readers.items()):
+                run = attempt.run
+                was_live = attempt is (run.attempt or run.current) and (attempt is run.attempt or attempt.valid)
+                self._mark(attempt, at, hit.place)
+                selector = attempt.reads[at].selector
+                if was_live and run not in direct and selector in attempt.mismatched:
+                    direct[run] = ev.Evidence(revision, format_path(delta.artifact, hit.place), selector)
+        return direct
+
+    def _mark(self, attempt: Attempt, at: int, place: Path) -> None:
+        """Keep the cache of rule R1: compare the read with the current value, or (delta) remember that it changed."""
+        selector, was = attempt.reads[at]
+        if self.switches.check == "digest" and equal(
+            evaluate(selector, self.values.get(selector.artifact, ABSENT)), was
+        ):
+            attempt.mismatched.pop(selector, None)
+        else:
+            attempt.mismatched[selector] = place
+        self._queue(attempt.run)
+
+    def _carry_out(self, planned: ev.Planned) -> None:
+        """Stop and drop what the plan affects; under ``diff`` a subgraph plan leaves the rest to the values."""
+        lasting = not (self.switches.propagation == "diff" and planned.scope == "subgraph")
+        for each in planned.nodes:
+            run = self.runs[each.node]
+            if each.action == "cancel" and run.attempt:
+                self._stop(run, str(each.evidence))
+            if lasting and each.action in ("cancel", "recompute") and run.current:
+                self._drop(run.current, each.evidence or ev.Evidence(planned.revision))
+            run.failures = 0
+            self._queue(run)
+
+    # --- attempts --------------------------------------------------------------------------------------------------
+
+    def _on_start(self, event: ev.Start) -> None:
+        run = self.runs.get(event.node)
+        if run is None or not run.ready:
+            why = "is not part of the run" if run is None else f"is {run.status}, not ready"
+            raise IllegalEvent(
+                f"start {event.node!r}: it {why} - start only what machine.ready() names",
+                node=event.node,
+                story=self.story(event.node),
+            )
+        run.n_attempts += 1
+        attempt_id = f"{run.name}@{run.n_attempts}"
+        seen = self.ancestors(run) if "reads" in run.node.unknown else run.parents
+        parents = {parent.name: self.values.get(parent.name, ABSENT) for parent in seen}
+        snapshot = ev.Execute(attempt_id, run.name, run.key, self.version, self.inputs, parents)
+        attempt = self.attempts[attempt_id] = self._live[attempt_id] = Attempt(attempt_id, run, self.version, snapshot)
+        run.attempt = attempt
+        attempt.parents = tuple((each, each.current.id if each.current else None) for each in run.parents)
+        reads: list[Read] = []
+        if run.source is not None:
+            reads.append(Read(run.source[1], True))
+        if "reads" in run.node.unknown:
+            attempt.coverage = Coverage.UNKNOWN
+            visible = (*self.inputs, *parents)
+            reads.extend(Read(Selector(name, ()), snapshot.value(name)) for name in visible)
+        names = tuple((each.name, consumed) for each, consumed in attempt.parents)
+        self.journal.extend((event, ev.Started(attempt_id, run.name, self.version, names, tuple(reads))))
+        self._record(attempt, reads)
+        self._out.append(snapshot)
+        self._queue(run)
+
+    def _on_observe(self, event: ev.Observe) -> None:
+        attempt = self._allowed(event.attempt, "observe")
+        self.journal.append(event)
+        if attempt.state is AttemptState.RUNNING:
+            self._take(attempt, event.reads, event.coverage)
+            self._queue(attempt.run)
+
+    def _on_finish(self, event: ev.Finish) -> None:
+        self._conclude(event, Outcome(freeze(event.output)), "finish")
+
+    def _on_fail(self, event: ev.Fail) -> None:
+        self._conclude(event, Outcome(ABSENT, event.error, event.retryable), "fail")
+
+    def _conclude(self, event: ev.Finish | ev.Fail, outcome: Outcome, name: str) -> None:
+        attempt = self._allowed(event.attempt, name)
+        self.journal.append(event)
+        if attempt.state is not AttemptState.RUNNING:
+            self._move(attempt, name, AttemptState.CANCELLED)
+            self.attempts.pop(attempt.id)
+            self._say(ev.Discarded(attempt.id))
+            return
+        self._take(attempt, event.reads, event.coverage)
+        attempt.outcome = outcome
+        attempt.calls = event.calls
+        if isinstance(event, ev.Finish):
+            attempt.effects = event.effects
+        self._move(attempt, name, AttemptState.FINISHED)
+        attempt.snapshot = None
+        self._queue(attempt.run)
+
+    def _on_stopped(self, event: ev.Stopped) -> None:
+        attempt = self._allowed(event.attempt, "stopped")
+        self.journal.append(event)
+        self._move(attempt, "stopped", AttemptState.CANCELLED)
+        self.attempts.pop(attempt.id)
+
+    def _take(self, attempt: Attempt, reads: Iterable[Read], coverage: Coverage) -> None:
+        self._record(attempt, reads)
+        if coverage is Coverage.UNKNOWN or attempt.coverage is Coverage.COMPLETE:
+            attempt.coverage = coverage
+
+    def _record(self, attempt: Attempt, reads: Iterable[Read]) -> None:
+        """Add reads to an attempt's read set; a late read of a place that changed since the start is a mismatch."""
+        for read in reads:
+            selector = read.selector
+            if selector in attempt.seen:
+                continue
+            attempt.seen.add(selector)
+            cell = self.index.cell(selector)
+            cell.readers[attempt] = at = len(attempt.reads)
+            attempt.reads.append(read)
+            attempt.cells.append(cell)
+            if cell.version > attempt.v_start:
+                self._mark(attempt, at, selector.path)
+
+    def _allowed(self, attempt_id: str, name: str) -> Attempt:
+        attempt = self.attempts.get(attempt_id)
+        if attempt is None:
+            raise IllegalEvent(f"{name} names attempt {attempt_id!r}, which never started", attempt=attempt_id)
+        if (attempt.state, name) not in ATTEMPTS:
+            raise IllegalEvent(
+                f"{name} of attempt {attempt_id!r}: it is {attempt.state} - report what an attempt does once, in order",
+                attempt=attempt_id,
+                story=self.story(attempt.run.name),
+            )
+        return attempt
+
+    # --- the run ---------------------------------------------------------------------------------------------------
+
+    def _on_cancel(self, event: ev.Cancel) -> None:
+        self.journal.append(event)
+        self.state = "cancelled"
+        for run in self.runs.values():
+            if run.attempt:
+                self._stop(run, "the run was cancelled")
+            run.ready = False
+        self._ready.clear()
+
+    def _on_close(self, event: ev.Close) -> None:
+        """Re-validate every certificate once more and seal the run."""
+        if not self.closable:
+            waits = [f"{run.name} is {run.status}" for run in self.runs.values() if not run.settled]
+            raise IllegalEvent(f"close: not everything is settled ({'; '.join(waits[:5])}) - finish or revise first")
+        self.journal.append(event)
+        broken = [
+            (run, why)
+            for run in self.runs.values()
+            if run.current and (why := check(run.current, self.values, self.switches.check) or self._reread(run))
+        ]
+        for run, why in broken:
+            self.late_invalid += 1
+            if run.current:
+                self._drop(run.current, why)
+            self._queue(run)
+        if not broken:
+            self.state = "closed"
+            self._say(ev.Closed(self.version, self.late_invalid))
+
+    def _reread(self, run: NodeRun) -> ev.Evidence | None:
+        return recheck(run.current, self.values) if run.current else None
+
+    # --- what others may ask ---------------------------------------------------------------------------------------
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing runs, waits or could start."""
+        return not self._ready and not self._live
+
+    @property
+    def closable(self) -> bool:
+        """Whether the run may be sealed."""
+        return self.quiet and self.state == "open" and not self.deferred and all(r.settled for r in self.runs.values())
+
+    @property
+    def status(self) -> str:
+        """``open``, ``failed``, ``cancelled`` or ``closed``."""
+        return "failed" if self.state == "open" and self.quiet and not self.closable else self.state
+
+    def ready(self) -> tuple[str, ...]:
+        """Return the nodes that may start, in topological order."""
+        return tuple(run.name for run in sorted(self._ready.values(), key=lambda run: run.position))
+
+    def outputs(self) -> dict[str, Value]:
+        """Return the committed output of every node that has one."""
+        return {
+            run.name: run.current.outcome.output
+            for run in sorted(self.runs.values(), key=lambda run: run.position)
+            if run.current and run.current.outcome and run.current.outcome.error is None
+        }
+
+    def failures(self) -> dict[str, str]:
+        """Return the error of every node whose retries are exhausted."""
+        return {
+            run.name: run.current.outcome.error
+            for run in self.runs.values()
+            if run.current and run.current.valid and run.current.outcome and run.current.outcome.error is not None
+        }
+
+    def story(self, name: str) -> tuple[str, ...]:
+        """Return the journal lines that concern a node or an attempt."""
+        node = name.split("@")[0]
+        lines = (ev.to_json(entry) for entry in self.journal)
+        return tuple(line for line in lines if node and node in line)[-20:]
+
+    def fingerprint(self) -> bytes:
+        """Return a digest of everything that decides what happens next."""
+        rows: list[Value] = [self.state, self.version, sorted(self.counts.items()), sorted(self.revisions)]
+        for name in sorted(self.runs):
+            run = self.runs[name]
+            for attempt in (run.attempt, run.current):
+                rows.append([name, attempt and [attempt.id, attempt.state, len(attempt.reads), attempt.valid]])
+            rows.append([run.ready, run.settled, run.active, run.n_attempts, self.values.get(name, None) or None])
+        return digest(freeze([*rows, self.inputs, len(self.journal)]))
+
+    def check_invariants(self) -> None:
+        """Assert the invariants of the state (tests; users cannot break them)."""
+        for run in self.runs.values():
+            for attempt in (run.attempt, run.current):
+                if attempt and self.switches.check == "digest" and attempt.dropped is None:
+                    assert (recheck(attempt, self.values) is None) == (not attempt.mismatched), attempt.id
+            if run.settled:
+                assert run.active is False or (run.current and run.current.valid), run.name
+                assert run.active is False or all(parent.settled for parent in run.parents), run.name
+            if run.active is False:
+                assert not run.current, run.name
+                assert not run.attempt, run.name
+            if run.ready:
+                assert all(parent.settled for parent in run.parents), run.name
+
+
+_HANDLERS: dict[type, Callable[[Machine, Any], None]] = {
+    ev.Revise: Machine._on_revise,
+    ev.Start: Machine._on_start,
+    ev.Observe: Machine._on_observe,
+    ev.Finish: Machine._on_finish,
+    ev.Fail: Machine._on_fail,
+    ev.Stopped: Machine._on_stopped,
+    ev.Cancel: Machine._on_cancel,
+    ev.Close: Machine._on_close,
+}
+
+
+def replay(graph: Graph, journal: Iterable[ev.Entry], policy: Policy) -> Machine:
+    """Rebuild a machine from the events of a journal.
+
+    Raises
+    ------
+    ReviseLabError
+        The journal does not begin with its opening, or belongs to another workflow or policy.
+    """
+    entries = iter(journal)
+    opened = next(entries, None)
+    if not isinstance(opened, ev.Opened) or (opened.workflow, opened.policy) != (graph.name, policy.name):
+        raise ReviseLabError(
+            f"the journal opens with {opened!r} - it is not one of {graph.name!r} under {policy.name!r}"
+        )
+    machine = Machine(graph, opened.inputs, policy)
+    for entry in entries:
+        if type(entry) in _HANDLERS:
+            machine.handle(entry)  # type: ignore[arg-type]
+    return machine

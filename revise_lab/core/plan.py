@@ -1,0 +1,215 @@
+"""Recovery plans, the switches of the protocol, and what a policy sees.
+
+A policy is a pure function from a :class:`View` to a list of affected nodes and a scope; it never touches the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from revise_lab.errors import RefusedCombination
+from revise_lab.records.attempt import Coverage
+from revise_lab.records.event import Evidence, Planned, PlannedNode
+
+if TYPE_CHECKING:
+    from .table import NodeRun
+
+
+class Action(StrEnum):
+    """The five actions of arXiv:2609.00643 section 3."""
+
+    CANCEL = "cancel"
+    AVOID = "avoid"
+    RECOMPUTE = "recompute"
+    CONTINUE = "continue"
+    REUSE = "reuse"
+
+
+class Scope(StrEnum):
+    """How far a plan reaches."""
+
+    SUBGRAPH = "subgraph"
+    SUFFIX = "suffix"
+    RESTART = "restart"
+
+
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "check": ("delta", "digest"),
+    "propagation": ("descendants", "diff"),
+    "unknown": ("global", "local"),
+    "order": ("topological", "start", "commit"),
+    "release": ("commit", "close"),
+}
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The switches of the protocol; contradictions cannot be built.
+
+    Attributes
+    ----------
+    check : str
+        ``delta``: no change since the start meets a read and no parent was replaced (the paper). ``digest``: every read
+        evaluates to what was observed (ours).
+    propagation : str
+        ``descendants``: all active descendants are affected (the paper). ``diff``: a recomputed output is a change like
+        any other (ours).
+    unknown : str
+        ``global``: a directly hit node that is not complete means a full restart (the paper). ``local``: it stands for
+        itself, its siblings stay selective (ours).
+    order : str
+        The linear order of ``suffix``; the paper does not say, ``topological`` is our choice.
+    release : str
+        When a staged effect may leave.
+    """
+
+    check: str = "delta"
+    propagation: str = "descendants"
+    unknown: str = "global"
+    order: str = "topological"
+    release: str = "commit"
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise RefusedCombination(f"{name}={getattr(self, name)!r} - choose {' or '.join(allowed)}")
+        if self.propagation == "diff" and self.check == "delta":
+            raise RefusedCombination(
+                "propagation='diff' with check='delta' - a finished child would survive a cut-off parent while a running"
+                " one with the same reads is rejected - use check='digest', or propagation='descendants'"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the switches by name."""
+        return asdict(self)
+
+
+class View(NamedTuple):
+    """What a policy sees when a revision has been applied and nothing has been decided yet."""
+
+    revision: str
+    version: int
+    hits: Mapping[NodeRun, Evidence]
+    """Nodes whose live attempt read something that changed."""
+    runs: Mapping[str, NodeRun]
+    switches: Switches
+    unbounded: tuple[str, ...]
+    """Nodes with unknown edges or writes."""
+    n_active: int
+    """How many nodes belong to the workflow as it now stands."""
+    changes: bool
+    """Whether any value changed at all."""
+
+    def active(self) -> Iterator[NodeRun]:
+        """Iterate over the nodes that belong to the workflow as it now stands, in no particular order."""
+        return (run for run in self.runs.values() if run.active is not False)
+
+    def incomplete(self) -> list[NodeRun]:
+        """Return the directly hit nodes whose read set is not complete."""
+        return [run for run in self.hits if run.coverage is not Coverage.COMPLETE]
+
+
+class Decision(NamedTuple):
+    """What a policy answers: the affected nodes with their evidence, and the scope."""
+
+    scope: Scope
+    affected: Mapping[NodeRun, Evidence]
+
+
+Planner = Callable[[View], Decision]
+
+
+class Policy(NamedTuple):
+    """A named way to recover.
+
+    ``deferred`` policies let the turn end before a revision takes effect.
+    """
+
+    name: str
+    plan: Planner
+    switches: Switches = Switches()
+    deferred: bool = False
+
+
+class RecoveryPlan:
+    """A plan as people and tests look at it: node sets by action, with evidence.
+
+    Parameters
+    ----------
+    planned : Planned
+        The journaled fact.
+    """
+
+    def __init__(self, planned: Planned) -> None:
+        self.revision, self.version = planned.revision, planned.version
+        self.scope = Scope(planned.scope)
+        self.n_active = planned.n_active
+        self.nodes = planned.nodes
+
+    def of(self, *actions: Action) -> tuple[str, ...]:
+        """Return the nodes with one of these actions, in topological order."""
+        return tuple(each.node for each in self.nodes if each.action in actions)
+
+    @property
+    def affected(self) -> tuple[str, ...]:
+        """The nodes that are not simply kept: cancelled, avoided or recomputed."""
+        return self.of(Action.CANCEL, Action.AVOID, Action.RECOMPUTE)
+
+    @property
+    def recompute_ratio(self) -> float:
+        """Invalidated over active nodes, pending ones included."""
+        return len(self.affected) / self.n_active if self.n_active else 0.0
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return (node, action, reason) rows."""
+        return [
+            (
+                each.node,
+                each.action,
+                str(each.evidence or "") + (f" until {', '.join(each.until)}" if each.until else ""),
+            )
+            for each in self.nodes
+        ]
+
+    def __repr__(self) -> str:
+        parts = [f"{action}: {', '.join(self.of(action))}" for action in Action if self.of(action)]
+        return f"RecoveryPlan({self.revision}, {self.scope}; {'; '.join(parts) or 'nothing to do'})"
+
+
+def assemble(view: View, decided: Decision) -> Planned:
+    """Turn the affected nodes of a policy into the five actions, in topological order."""
+    nodes: list[tuple[tuple[int, str], PlannedNode]] = []
+    for run, evidence in decided.affected.items():
+        done = run in view.hits or (run.current is not None and run.current.valid)
+        action = Action.CANCEL if run.attempt else Action.RECOMPUTE if done else Action.AVOID
+        nodes.append((run.position, PlannedNode(run.name, action, evidence)))
+    if view.switches.propagation == "diff" and decided.scope is Scope.SUBGRAPH:
+        nodes.extend(_hanging(decided.affected))
+    nodes.sort(key=lambda pair: pair[0])
+    return Planned(view.revision, view.version, decided.scope, tuple(node for _, node in nodes), view.n_active)
+
+
+def _hanging(affected: Iterable[NodeRun]) -> Iterator[tuple[tuple[int, str], PlannedNode]]:
+    """Yield the nodes that are kept only if their affected ancestors come out as before."""
+    reasons = closure({run: Evidence("") for run in affected}, "")
+    for run in reasons:
+        if run not in affected and (run.attempt or run.current):
+            action = Action.CONTINUE if run.attempt else Action.REUSE
+            until = tuple(parent.name for parent in run.parents if parent in reasons)
+            yield run.position, PlannedNode(run.name, action, None, until)
+
+
+def closure(direct: Mapping[NodeRun, Evidence], revision: str) -> dict[NodeRun, Evidence]:
+    """Return the directly hit nodes and all their active descendants, each with its evidence."""
+    found = dict(direct)
+    stack = list(direct)
+    while stack:
+        parent = stack.pop()
+        for child in parent.children:
+            if child not in found and child.active is not False:
+                found[child] = Evidence(revision, via=parent.name)
+                stack.append(child)
+    return found

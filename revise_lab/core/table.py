@@ -1,0 +1,160 @@
+"""The transition table of the machine, and the records that it moves.
+
+House rules: whatever may happen to an attempt stands in :data:`ATTEMPTS`; the machine refuses what does not. The state
+diagram in the documentation is drawn from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from revise_lab.records.attempt import AttemptState as A
+from revise_lab.records.attempt import Call, Certificate, Coverage, Outcome
+from revise_lab.records.effect import Effect
+from revise_lab.records.event import Evidence, Execute
+from revise_lab.records.selector import Path, Read, Selector
+from revise_lab.records.workflow import Node
+
+from .provenance import Cell
+
+ATTEMPTS: Final[Mapping[tuple[A, str], tuple[A, ...]]] = {
+    (A.RUNNING, "observe"): (A.RUNNING,),
+    (A.RUNNING, "finish"): (A.FINISHED,),
+    (A.RUNNING, "fail"): (A.FINISHED,),
+    (A.RUNNING, "stop"): (A.CANCELLED, A.ORPHANED),
+    (A.FINISHED, "commit"): (A.COMMITTED,),
+    (A.FINISHED, "conclude"): (A.FAILED,),
+    (A.FINISHED, "reject"): (A.REJECTED,),
+    (A.FINISHED, "stop"): (A.CANCELLED,),
+    (A.COMMITTED, "replace"): (A.SUPERSEDED,),
+    (A.FAILED, "replace"): (A.SUPERSEDED,),
+    (A.CANCELLED, "observe"): (A.CANCELLED,),
+    (A.CANCELLED, "finish"): (A.CANCELLED,),
+    (A.CANCELLED, "fail"): (A.CANCELLED,),
+    (A.CANCELLED, "stopped"): (A.CANCELLED,),
+    (A.ORPHANED, "observe"): (A.ORPHANED,),
+    (A.ORPHANED, "finish"): (A.CANCELLED,),
+    (A.ORPHANED, "fail"): (A.CANCELLED,),
+    (A.ORPHANED, "stopped"): (A.CANCELLED,),
+}
+"""(state, what happens) -> the states that may follow."""
+
+RUN: Final[Mapping[tuple[str, str], str]] = {
+    ("open", "revise"): "open",
+    ("open", "start"): "open",
+    ("open", "observe"): "open",
+    ("open", "finish"): "open",
+    ("open", "fail"): "open",
+    ("open", "stopped"): "open",
+    ("open", "cancel"): "cancelled",
+    ("open", "close"): "closed",
+    ("closed", "revise"): "closed",
+    ("closed", "observe"): "closed",
+    ("closed", "finish"): "closed",
+    ("closed", "fail"): "closed",
+    ("closed", "stopped"): "closed",
+    ("cancelled", "revise"): "cancelled",
+    ("cancelled", "observe"): "cancelled",
+    ("cancelled", "finish"): "cancelled",
+    ("cancelled", "fail"): "cancelled",
+    ("cancelled", "stopped"): "cancelled",
+}
+"""(state of the run, event) -> the state that follows; a revision of a sealed run is answered with a refusal."""
+
+
+class Attempt:
+    """One execution of a node, as the machine keeps it."""
+
+    __slots__ = (
+        "calls", "cells", "coverage", "dropped", "effects", "id", "mismatched", "outcome", "parents", "reads", "run",
+        "seen", "snapshot", "state", "v_commit", "v_start",
+    )  # fmt: skip
+
+    def __init__(self, id_: str, run: NodeRun, v_start: int, snapshot: Execute) -> None:
+        self.id = id_
+        self.run = run
+        self.v_start = v_start
+        self.v_commit = 0
+        self.snapshot: Execute | None = snapshot
+        self.state = A.RUNNING
+        self.reads: list[Read] = []
+        self.cells: list[Cell] = []
+        self.seen: set[Selector] = set()
+        self.coverage = Coverage.COMPLETE
+        self.parents: tuple[tuple[NodeRun, str | None], ...] = ()
+        self.mismatched: dict[Selector, Path] = {}
+        """Reads that no longer evaluate to what was observed, with the place that changed."""
+        self.dropped: Evidence | None = None
+        """Set once a plan or a delta has invalidated the attempt for good."""
+        self.outcome: Outcome | None = None
+        self.calls: tuple[Call, ...] = ()
+        self.effects: tuple[Effect, ...] = ()
+
+    @property
+    def certificate(self) -> Certificate:
+        """What must still hold for this attempt."""
+        parents = tuple((parent.name, attempt) for parent, attempt in self.parents)
+        return Certificate(self.id, self.v_start, tuple(self.reads), parents, self.coverage)
+
+    @property
+    def valid(self) -> bool:
+        """Rule R1, from the cache that the reader index keeps up to date."""
+        return self.dropped is None and not self.mismatched
+
+
+class NodeRun:
+    """A node of one run: its attempts and where it stands.
+
+    Invariants: ``current`` is the last committed attempt (its output is the artifact's value even while invalid);
+    ``attempt`` runs or waits; ``settled`` implies every parent settled; an inactive node has neither.
+    """
+
+    __slots__ = (
+        "active", "attempt", "children", "current", "failures", "key", "n_attempts", "name", "node", "parents",
+        "position", "queued", "ready", "settled", "source",
+    )  # fmt: skip
+
+    def __init__(self, name: str, node: Node, position: tuple[int, str], key: str | None = None) -> None:
+        self.name = name
+        self.node = node
+        self.key = key
+        self.position = position
+        self.parents: list[NodeRun] = []
+        self.children: list[NodeRun] = []
+        self.source: tuple[NodeRun, Selector] | None = None
+        self.active: bool | None = None
+        """``None`` until what decides it has committed."""
+        self.settled = False
+        self.ready = False
+        self.queued = False
+        self.attempt: Attempt | None = None
+        self.current: Attempt | None = None
+        self.n_attempts = 0
+        self.failures = 0
+
+    @property
+    def coverage(self) -> Coverage:
+        """Coverage of the live attempt's read set."""
+        live = self.attempt or self.current
+        return live.coverage if live else Coverage.COMPLETE
+
+    @property
+    def status(self) -> str:
+        """A word for people: pending, ready, running, finished, committed, dirty, skipped or failed."""
+        if self.attempt:
+            return str(self.attempt.state)
+        if self.active is False:
+            return "skipped"
+        if self.current and self.current.valid:
+            error = self.current.outcome is not None and self.current.outcome.error is not None
+            return "failed" if error else "committed" if self.settled else "unsettled"
+        return "ready" if self.ready else "dirty" if self.current else "pending"
+
+
+def conflict_of(attempt: Attempt, revision: str = "") -> Evidence:
+    """Return the evidence for an attempt that is not valid."""
+    if attempt.dropped is not None:
+        return attempt.dropped
+    selector, place = next(iter(attempt.mismatched.items()))
+    return Evidence(revision, ".".join(map(str, (selector.artifact, *place))), selector)

@@ -1,0 +1,302 @@
+"""Events, facts and instructions, and their JSON codec.
+
+The machine is ``handle(event) -> instructions``. *Events* go in; *facts* are what the machine decided; both are journaled
+in order, and the journal is the only source of truth: replaying the events of a journal gives its facts again.
+*Instructions* are what a driver has to carry out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeAlias
+
+from revise_lab.errors import ReviseLabError
+
+from . import attempt as _attempt
+from . import effect as _effect
+from . import revision as _revision
+from . import selector as _selector
+from .attempt import Call, Coverage
+from .effect import Effect
+from .revision import Revision
+from .selector import Delta, Read, Selector
+from .value import ABSENT, Arr, Obj, Value, freeze, thaw
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+class Opened(NamedTuple):
+    """The first entry of every journal."""
+
+    workflow: str
+    inputs: Value
+    policy: str
+    switches: Value
+    schema: int = 1
+
+
+class Revise(NamedTuple):
+    """A revision arrives."""
+
+    revision: Revision
+
+
+class Start(NamedTuple):
+    """The driver has a slot for a node that is ready."""
+
+    node: str
+
+
+class Observe(NamedTuple):
+    """Reads that a running attempt has made since the last report."""
+
+    attempt: str
+    reads: tuple[Read, ...]
+    coverage: Coverage = Coverage.COMPLETE
+
+
+class Finish(NamedTuple):
+    """A body ended with an output; ``reads`` are those not yet reported."""
+
+    attempt: str
+    output: Value
+    reads: tuple[Read, ...] = ()
+    coverage: Coverage = Coverage.COMPLETE
+    calls: tuple[Call, ...] = ()
+    effects: tuple[Effect, ...] = ()
+
+
+class Fail(NamedTuple):
+    """A body ended with an exception."""
+
+    attempt: str
+    error: str
+    retryable: bool = False
+    reads: tuple[Read, ...] = ()
+    coverage: Coverage = Coverage.COMPLETE
+    calls: tuple[Call, ...] = ()
+
+
+class Stopped(NamedTuple):
+    """The body of an attempt that was told to stop has ended."""
+
+    attempt: str
+
+
+class Cancel(NamedTuple):
+    """The run is to be cancelled."""
+
+
+class Close(NamedTuple):
+    """The run is to be sealed."""
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+class Evidence(NamedTuple):
+    """Why a decision was made: the changed place and the read it meets, or the parent that carries the impact."""
+
+    revision: str
+    changed: str = ""
+    selector: Selector | None = None
+    via: str = ""
+
+    def __str__(self) -> str:
+        if self.selector is not None:
+            return f"{self.changed} changed ({self.revision}) and it read {self.selector} as {self.selector.role}"
+        return (
+            f"it follows {self.via}, which {self.revision} affects" if self.via else f"{self.revision}: {self.changed}"
+        )
+
+
+class Accepted(NamedTuple):
+    """A revision took effect at ``version``."""
+
+    revision: str
+    version: int
+    deltas: tuple[Delta, ...]
+    unconditional: bool
+
+
+class Deferred(NamedTuple):
+    """A revision is accepted and waits for the end of the turn."""
+
+    revision: str
+
+
+class Refused(NamedTuple):
+    """A revision was refused; nothing changed."""
+
+    revision: str
+    error: str
+    message: str
+    current: int | None = None
+
+
+class Duplicate(NamedTuple):
+    """A revision id came again; it was applied once."""
+
+    revision: str
+
+
+class PlannedNode(NamedTuple):
+    """What a plan says of one node."""
+
+    node: str
+    action: str
+    evidence: Evidence | None = None
+    until: tuple[str, ...] = ()
+
+
+class Planned(NamedTuple):
+    """The recovery plan of an accepted revision."""
+
+    revision: str
+    version: int
+    scope: str
+    nodes: tuple[PlannedNode, ...]
+    n_active: int
+
+
+class Started(NamedTuple):
+    """An attempt runs on the snapshot of ``version``."""
+
+    attempt: str
+    node: str
+    version: int
+    parents: tuple[tuple[str, str | None], ...]
+    reads: tuple[Read, ...] = ()
+
+
+class Committed(NamedTuple):
+    """An attempt's output is current from ``version`` on."""
+
+    attempt: str
+    version: int
+    delta: Delta
+
+
+class Rejected(NamedTuple):
+    """A certificate did not hold."""
+
+    attempt: str
+    evidence: Evidence
+
+
+class Failed(NamedTuple):
+    """An exception became the outcome of an attempt; ``final`` when no retry is left."""
+
+    attempt: str
+    error: str
+    final: bool
+
+
+class Retracted(NamedTuple):
+    """A node is no longer activated; its output is absent from ``version`` on."""
+
+    node: str
+    version: int
+
+
+class Discarded(NamedTuple):
+    """The result of an attempt that had been told to stop came in after all."""
+
+    attempt: str
+
+
+class Closed(NamedTuple):
+    """The run is sealed."""
+
+    version: int
+    late_invalid: int
+
+
+class Stop(NamedTuple):
+    """Instruction: stop an attempt (a sync body is fenced instead)."""
+
+    attempt: str
+    reason: str
+    orphaned: bool = False
+
+
+class Execute(NamedTuple):
+    """Instruction: run a node's body on a snapshot; journaled as :class:`Started`."""
+
+    attempt: str
+    node: str
+    key: str | None
+    version: int
+    inputs: Mapping[str, Value]
+    parents: Mapping[str, Value]
+
+    def value(self, artifact: str) -> Value:
+        """Return an artifact of the snapshot."""
+        return self.parents[artifact] if artifact in self.parents else self.inputs.get(artifact, ABSENT)
+
+
+Event: TypeAlias = Revise | Start | Observe | Finish | Fail | Stopped | Cancel | Close
+Fact: TypeAlias = (
+    Accepted | Deferred | Refused | Duplicate | Planned | Started | Committed | Rejected | Failed | Retracted
+    | Discarded | Closed | Stop
+)  # fmt: skip
+Instruction: TypeAlias = Execute | Stop | Accepted | Deferred | Refused | Duplicate | Closed
+Entry: TypeAlias = Opened | Event | Fact
+
+# --- codec -----------------------------------------------------------------------------------------------------------
+
+_TYPES: dict[str, Any] = {
+    kind.__name__: kind
+    for home in (vars(), vars(_attempt), vars(_effect), vars(_revision), vars(_selector))
+    for kind in list(home.values())
+    if isinstance(kind, type) and kind.__module__.startswith("revise_lab.records") and issubclass(kind, tuple | StrEnum)
+}
+
+
+def to_json(entry: Entry) -> str:
+    """Return one line of JSON for a journal entry."""
+    return json.dumps(_encode(entry), separators=(",", ":"), ensure_ascii=False)
+
+
+def from_json(line: str) -> Entry:
+    """Return the entry of a line of JSON.
+
+    Raises
+    ------
+    ReviseLabError
+        The line names a type that this version does not know.
+    """
+    decoded: Entry = _decode(json.loads(line))
+    return decoded
+
+
+def _encode(item: Any) -> Any:
+    kind = type(item)
+    if item is ABSENT:
+        return ["absent"]
+    if kind in (Obj, Arr):
+        return ["value", thaw(item)]
+    if issubclass(kind, StrEnum):
+        return [kind.__name__, str(item)]
+    if issubclass(kind, tuple):
+        name = kind.__name__ if kind.__name__ in _TYPES else "tuple"
+        return [name, *(_encode(part) for part in item)]
+    return item
+
+
+def _decode(item: Any) -> Any:
+    if not isinstance(item, list):
+        return item
+    name, *parts = item
+    if name == "absent":
+        return ABSENT
+    if name == "value":
+        return freeze(parts[0])
+    if name == "tuple":
+        return tuple(_decode(part) for part in parts)
+    kind = _TYPES.get(name)
+    if kind is None:
+        raise ReviseLabError(f"journal entry of unknown type {name!r} - it was written by another version")
+    return kind(*(_decode(part) for part in parts))

@@ -1,0 +1,294 @@
+"""Virtual time: the same machine and the same bodies, driven by a heap of events instead of a clock.
+
+Every boundary call takes as long as ``duration_s`` says; a body that makes none takes that long at its end. Equal times
+are served in the order in which they were scheduled, so a run is a function of its arguments.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from revise_lab.core.body import Ask, Execution, Loss
+from revise_lab.core.history import one_line
+from revise_lab.core.machine import Machine
+from revise_lab.core.oracle import Truth, choices, differences, drive, oracle
+from revise_lab.core.plan import Policy, RecoveryPlan
+from revise_lab.errors import ReviseLabError
+from revise_lab.policies import policy as policy_named
+from revise_lab.records import event as ev
+from revise_lab.records.revision import Revision
+from revise_lab.records.value import Value
+from revise_lab.records.workflow import Graph, Workflow
+from revise_lab.serving.text import hash_text
+
+Duration = Callable[[Ask], float]
+Answer = Callable[[Ask], Value]
+
+
+class CallSpan(NamedTuple):
+    """A boundary call as it happened: counted where it ran."""
+
+    node: str
+    attempt: str
+    kind: str
+    start_s: float
+    end_s: float
+    outcome: str
+    """``completed``, or ``aborted`` where its attempt was told to stop."""
+
+
+@dataclass
+class SimulatedRun:
+    """What happened in virtual time."""
+
+    machine: Machine
+    calls: list[CallSpan] = field(default_factory=list)
+    accepted_s: list[float] = field(default_factory=list)
+    end_s: float = 0.0
+
+    @property
+    def plans(self) -> list[RecoveryPlan]:
+        """The recovery plans, in order."""
+        return [RecoveryPlan(entry) for entry in self.machine.journal if isinstance(entry, ev.Planned)]
+
+    @property
+    def outputs(self) -> dict[str, Value]:
+        """The committed outputs."""
+        return self.machine.outputs()
+
+    @property
+    def history(self) -> str:
+        """The run on one line."""
+        return one_line(self.machine.journal)
+
+    def executed(self, since_s: float = 0.0) -> tuple[str, ...]:
+        """Return the nodes whose calls started at or after a time, in order: what really ran again."""
+        return tuple(call.node for call in self.calls if call.start_s >= since_s)
+
+    def work_s(self, since_s: float) -> float:
+        """Return the model-wall seconds spent after a time, by any call."""
+        return sum(max(0.0, call.end_s - max(call.start_s, since_s)) for call in self.calls)
+
+
+class _Await:
+    """Hands a boundary call to the simulator."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+
+    def __await__(self) -> Generator[Ask, Value, Value]:
+        answer: Value = yield self.ask
+        return answer
+
+
+async def _perform(ask: Ask) -> Value:
+    return await _Await(ask)
+
+
+def answer_by_hash(ask: Ask) -> Value:
+    """Answer a boundary call by a hash of what was asked, so that a stale prompt shows as a wrong output."""
+    if ask.kind == "model":
+        return hash_text(ask.request["prompt"], ask.request["seed"], ask.request["max_tokens"])
+    if ask.local is not None:
+        return ask.local()
+    raise ReviseLabError(f"node {ask.node!r} asks for {ask.kind} and nothing answers it - pass answer=")
+
+
+@dataclass
+class _Running:
+    execution: Execution
+    steps: Coroutine[Any, Any, ev.Finish | ev.Fail]
+    span: tuple[str, float] | None = None
+    n_calls: int = 0
+
+
+class Simulator:
+    """Drives one run in virtual time.
+
+    Parameters
+    ----------
+    workflow : Workflow or Graph
+        What to run.
+    inputs : mapping
+        Its inputs.
+    policy : Policy
+        How to recover.
+    revisions : iterable of (float, Revision)
+        Arrival in seconds and revision.
+    duration_s : callable
+        Seconds that a boundary call takes (kind ``body`` for a body that made none).
+    answer : callable
+        Answers boundary calls.
+    n_slots : int, optional
+        Attempts that may run at once; unlimited by default.
+    loss : callable, optional
+        See :class:`revise_lab.core.body.Execution`.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow | Graph,
+        inputs: Mapping[str, Any],
+        policy: Policy,
+        *,
+        revisions: Iterable[tuple[float, Revision]] = (),
+        duration_s: Duration = lambda ask: 1.0,
+        answer: Answer = answer_by_hash,
+        n_slots: int | None = None,
+        loss: Loss | None = None,
+        validate: bool = False,
+    ) -> None:
+        self.graph = workflow.graph() if isinstance(workflow, Workflow) else workflow
+        self.machine = Machine(self.graph, inputs, policy, validate=validate)
+        self.run_ = SimulatedRun(self.machine)
+        self._duration_s, self._answer, self._loss = duration_s, answer, loss
+        self._n_slots = n_slots
+        self._now_s = 0.0
+        self._heap: list[tuple[float, int, Any]] = []
+        self._order = 0
+        self._running: dict[str, _Running] = {}
+        self._busy = 0
+        self._arrivals = 0
+        for at_s, revision in revisions:
+            self._arrivals += 1
+            self._at(at_s, revision)
+
+    def run(self) -> SimulatedRun:
+        """Run to the seal, or to a failure that no coming revision can mend.
+
+        Raises
+        ------
+        ReviseLabError
+            The run came to a halt; the message holds its history.
+        """
+        self._start_ready()
+        while True:
+            if self.machine.closable and not self._arrivals:
+                self._send(ev.Close())
+                if self.machine.state == "closed":
+                    break
+            if not self._heap:
+                break
+            self._now_s, _, item = heapq.heappop(self._heap)
+            self._step(item)
+        self.run_.end_s = self._now_s
+        if self.machine.status == "open":
+            raise ReviseLabError(f"run came to a halt: {one_line(self.machine.journal)}")
+        return self.run_
+
+    def _at(self, at_s: float, item: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (at_s, self._order, item))
+
+    def _step(self, item: Any) -> None:
+        if isinstance(item, Revision):
+            self._arrivals -= 1
+            self._flush()
+            accepted = len(self.machine.revisions)
+            self._send(ev.Revise(item))
+            if len(self.machine.revisions) > accepted:
+                self.run_.accepted_s.append(self._now_s)
+        elif isinstance(item, ev.Finish | ev.Fail):
+            self._ended(item)
+        else:
+            attempt, answer = item
+            running = self._running.get(attempt)
+            if running is not None:
+                self._close_span(attempt, running, "completed")
+                self._resume(attempt, running, answer)
+        self._start_ready()
+
+    def _send(self, event: ev.Event) -> None:
+        for instruction in self.machine.handle(event):
+            if isinstance(instruction, ev.Execute):
+                self._execute(instruction)
+            elif isinstance(instruction, ev.Stop):
+                self._stop(instruction)
+
+    def _start_ready(self) -> None:
+        for name in self.machine.ready():
+            if self._n_slots is not None and self._busy >= self._n_slots:
+                return
+            if name in self.machine.ready():
+                self._send(ev.Start(name))
+
+    def _execute(self, order: ev.Execute) -> None:
+        execution = Execution(self.graph, order, _perform, self._loss)
+        running = self._running[order.attempt] = _Running(execution, execution.run())
+        self._busy += 1
+        self._resume(order.attempt, running, None)
+
+    def _resume(self, attempt: str, running: _Running, answer: Value) -> None:
+        """Let a body go on to its next boundary call or to its end."""
+        try:
+            ask: Ask = running.steps.send(answer)
+        except StopIteration as end:
+            event: ev.Finish | ev.Fail = end.value
+            spent_s = 0.0
+            if not running.n_calls:
+                spent_s = self._duration_s(Ask(running.execution.order.node, attempt, "", "body", None, 0))
+            if spent_s or running.execution.node.is_sync:
+                self._at(self._now_s + spent_s, event)
+            else:
+                self._ended(event)
+            return
+        if ask.kind == "pause":
+            self._at(self._now_s + float(ask.request), (attempt, None))
+            return
+        running.n_calls += 1
+        running.span = (ask.kind, self._now_s)
+        self._at(self._now_s + self._duration_s(ask), (attempt, self._answer(ask)))
+
+    def _ended(self, event: ev.Finish | ev.Fail) -> None:
+        running = self._running.pop(event.attempt, None)
+        if running is not None:
+            self._busy -= 1
+        elif event.attempt not in self.machine.attempts:
+            return
+        self._send(event)
+
+    def _stop(self, order: ev.Stop) -> None:
+        running = self._running.get(order.attempt)
+        if running is None:
+            return
+        self._close_span(order.attempt, running, "aborted")
+        if order.orphaned:
+            return
+        del self._running[order.attempt]
+        self._busy -= 1
+        running.steps.close()
+        self._send(ev.Stopped(order.attempt))
+
+    def _close_span(self, attempt: str, running: _Running, outcome: str) -> None:
+        if running.span is not None:
+            kind, start_s = running.span
+            running.span = None
+            node = running.execution.order.node
+            self.run_.calls.append(CallSpan(node, attempt, kind, start_s, self._now_s, outcome))
+
+    def _flush(self) -> None:
+        """Report what the running bodies have read, so that the machine decides on all there is to know."""
+        for running in list(self._running.values()):
+            report = running.execution.flush()
+            if report is not None:
+                self._send(report)
+
+
+def simulate(
+    workflow: Workflow | Graph, inputs: Mapping[str, Any], policy: str | Policy = "revise", **options: Any
+) -> SimulatedRun:
+    """Run a workflow in virtual time; options are those of :class:`Simulator`."""
+    return Simulator(workflow, inputs, policy_named(policy) if isinstance(policy, str) else policy, **options).run()
+
+
+def truth_of(run: SimulatedRun, answer: Answer = answer_by_hash) -> tuple[Truth, list[str]]:
+    """Return the latest-version oracle of a finished run and where the run differs from it."""
+
+    async def fresh(ask: Ask) -> Value:
+        return answer(ask)
+
+    truth = drive(oracle(run.machine.graph, run.machine.inputs, choices(run.machine), fresh))
+    return truth, differences(run.machine, truth)
