@@ -197,14 +197,18 @@ class Execution:
         try:
             output = await self._body()
         except Exception as error:
-            reads, coverage = self._new_reads()
-            retryable = bool(getattr(error, "retryable", False)) or self.node.retries > 0
-            text = f"{type(error).__name__}: {error}"
-            return Fail(self.order.attempt, text, retryable, reads, coverage, tuple(self.context.calls))
+            return self.failed(error)
         reads, coverage = self._new_reads()
         return Finish(
             self.order.attempt, output, reads, coverage, tuple(self.context.calls), tuple(self.context.effects)
         )
+
+    def failed(self, error: BaseException) -> Fail:
+        """Return the event of a body that ended with an exception; an error may say that trying again is vain."""
+        reads, coverage = self._new_reads()
+        text = f"{type(error).__name__}: {error}"
+        retryable = bool(getattr(error, "retryable", True))
+        return Fail(self.order.attempt, text, retryable, reads, coverage, tuple(self.context.calls))
 
     async def _body(self) -> Value:
         result: Any = {}
