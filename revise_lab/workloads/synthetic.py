@@ -32,9 +32,9 @@ def free_family(rng: np.random.Generator, name: str = "free", n_nodes: int = 12,
     n_nodes, n_layers : int
         Size; each layer has at least one node.
     """
-    layers = sorted(range(n_layers)) + sorted(rng.integers(0, n_layers, n_nodes - n_layers).tolist())
-    layers.sort()
+    layers = sorted([*range(n_layers), *rng.integers(0, n_layers, n_nodes - n_layers).tolist()])
     nodes = [f"n{i:02d}" for i in range(n_nodes)]
+    leaves = [f"a{k}.f{j}" for k in range(4) for j in range(4)]
     reads: dict[str, tuple[str, ...]] = {}
     parents: dict[str, tuple[str, ...]] = {}
     for node, layer in zip(nodes, layers, strict=True):
@@ -42,12 +42,10 @@ def free_family(rng: np.random.Generator, name: str = "free", n_nodes: int = 12,
         count = min(len(above), int(rng.integers(1, 4)))
         parents[node] = tuple(sorted(rng.choice(above, count, replace=False).tolist())) if above else ()
         n_leaves = int(rng.integers(0 if above else 1, 3))
-        reads[node] = tuple(f"in{node[1:]}.f{k}" for k in range(n_leaves))
-    leaves = [leaf for own in reads.values() for leaf in own]
-    n_revised = min(5, len(leaves))
-    return Family(
-        name, reads, parents, tuple(sorted(rng.choice(leaves, n_revised, replace=False).tolist())), matched=False
-    )
+        reads[node] = tuple(rng.choice(leaves, n_leaves, replace=False).tolist())
+    read = sorted({leaf for own in reads.values() for leaf in own})
+    revised = tuple(sorted(rng.choice(read, min(5, len(read)), replace=False).tolist()))
+    return Family(name, reads, parents, revised, matched=False)
 
 
 @dataclass(frozen=True)
