@@ -201,7 +201,7 @@ class Machine(Settling):
         view = View(revision.id, version, direct, self.runs, self.switches, self.unbounded, self.n_active, any(deltas))
         planned = assemble(view, self.policy.plan(view))
         self.journal.append(planned)
-        self.plan = RecoveryPlan(planned)
+        self.plan = RecoveryPlan(planned, self.graph)
         self._carry_out(planned)
 
     def _direct(self, revision: str, hits: Iterable[tuple[Delta, Hit]]) -> dict[NodeRun, ev.Evidence]:

@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from revise_lab import draw
 from revise_lab.errors import RefusedCombination
 from revise_lab.records.attempt import Coverage
 from revise_lab.records.event import Evidence, Planned, PlannedNode
+from revise_lab.records.workflow import Graph
 
 if TYPE_CHECKING:
     from .table import NodeRun
@@ -141,9 +143,12 @@ class RecoveryPlan:
     ----------
     planned : Planned
         The journaled fact.
+    graph : Graph, optional
+        The workflow, to draw the plan on.
     """
 
-    def __init__(self, planned: Planned) -> None:
+    def __init__(self, planned: Planned, graph: Graph | None = None) -> None:
+        self._graph = graph
         self.revision, self.version = planned.revision, planned.version
         self.scope = Scope(planned.scope)
         self.n_active = planned.n_active
@@ -173,6 +178,20 @@ class RecoveryPlan:
             )
             for each in self.nodes
         ]
+
+    def __str__(self) -> str:
+        return draw.table_text(self.rows(), ("node", "action", "because"))
+
+    def _repr_html_(self) -> str:
+        rows = draw.table_html(self.rows(), ("node", "action", "because"), caption=repr(self))
+        if self._graph is None:
+            return rows
+        actions = {each.node.partition("[")[0]: each.action for each in self.nodes}
+        nodes = [
+            (name, str(self._graph.nodes[name].kind), str(actions.get(name, Action.REUSE)), "")
+            for name in self._graph.order
+        ]
+        return draw.workflow_svg(nodes, self._graph.edges(), title=f"plan for {self.revision}: {self.scope}") + rows
 
     def __repr__(self) -> str:
         parts = [f"{action}: {', '.join(self.of(action))}" for action in Action if self.of(action)]

@@ -145,6 +145,8 @@ class Run:
         self.machine = machine
         self.id = f"{session.graph.name}-{next(_RUN_NUMBERS)}"
         self.model: Model | None = None
+        self.revised_s: list[tuple[str, float]] = []
+        """Revision id and arrival on the clock of the event loop."""
         self._numbers = itertools.count(1)
         self._waiters: set[asyncio.Future[None]] = set()
         self._driver = Driver(
@@ -229,6 +231,7 @@ class Run:
 
     def _deliver(self, revision: Revision, answer: asyncio.Future[RecoveryPlan | None]) -> None:
         self._driver.held -= 1
+        self.revised_s.append((revision.id, asyncio.get_running_loop().time()))
         refused = None
         for fact in self._driver.send(ev.Revise(revision)):
             if isinstance(fact, ev.Refused) and fact.revision == revision.id:
@@ -319,6 +322,11 @@ class Run:
             if self._main.done():
                 raise ReviseLabError(f"run {self.id} ended before {node!r} had received {n_tokens} tokens")
             await self._change()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self._main.done()
 
     # --- looking ---------------------------------------------------------------------------------------------------
 

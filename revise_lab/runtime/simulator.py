@@ -52,7 +52,8 @@ class SimulatedRun:
     @property
     def plans(self) -> list[RecoveryPlan]:
         """The recovery plans, in order."""
-        return [RecoveryPlan(entry) for entry in self.machine.journal if isinstance(entry, ev.Planned)]
+        entries = self.machine.journal
+        return [RecoveryPlan(each, self.machine.graph) for each in entries if isinstance(each, ev.Planned)]
 
     @property
     def outputs(self) -> dict[str, Value]:
