@@ -79,6 +79,10 @@ class WorkflowClosed(RevisionRefused):
     """The run is sealed; reopen it to revise it."""
 
 
+class OverrideConflict(ReviseLabError):
+    """An override names a place that a new output no longer has."""
+
+
 class ReentrantRevision(ReviseLabError):
     """A node body or an effect callback awaited the acceptance of its own revision."""
 

@@ -164,16 +164,27 @@ class Execution:
     loss : callable, optional
         Degrades the record of a read of an input: ``coarse`` keeps only its artifact, ``unknown`` nothing. What the
         body sees is unchanged.
+    before_read : callable, optional
+        Told of each new read, with this execution and the artifact, before it is made; it may move the snapshot.
     """
 
-    def __init__(self, graph: Graph, order: Execute, perform: Perform, loss: Loss | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        order: Execute,
+        perform: Perform,
+        loss: Loss | None = None,
+        before_read: Callable[[Execution, str], None] | None = None,
+    ) -> None:
         self.order = order
         self.node = graph.nodes[order.node.partition("[")[0]]
         self.recorder = Recorder()
+        if before_read is not None and not self.node.is_sync:
+            self.recorder.on_read = lambda selector, _: before_read(self, selector.artifact)
         self._loss = loss
         self._sent = 0
         self._coverage = Coverage.COMPLETE
-        self.state = _state(graph, self.node, order, self.recorder)
+        self.state = _state(graph, self.node, order, self.recorder, lambda name: self.order.value(name))
         item = None
         if self.node.membership and order.key is not None:
             item = _walk(self.state[self.node.membership.spawner], (*self.node.membership.path, order.key))
@@ -183,6 +194,11 @@ class Execution:
             for each in graph.nodes.values()
             if each.membership and each.membership.spawner == self.node.name
         )
+
+    def move(self, snapshot: Execute) -> None:
+        """Go on, on a newer snapshot: views look again at what they have not yet read."""
+        self.order = snapshot
+        self.recorder.epoch += 1
 
     def flush(self) -> Observe | None:
         """Return the reads made since the last report, or ``None``."""
@@ -262,7 +278,7 @@ class Execution:
         return [Read(Selector(name, (), Marker.VALUE, role), self.order.value(name)) for name in names]
 
 
-def _state(graph: Graph, node: Node, order: Execute, recorder: Recorder) -> Any:
+def _state(graph: Graph, node: Node, order: Execute, recorder: Recorder, fetch: Callable[[str], Value]) -> Any:
     if "reads" in node.unknown:
         seen = {name: order.value(name) for name in (*order.inputs, *order.parents)}
         return {name: thaw(value) for name, value in seen.items() if value is not ABSENT}
@@ -277,7 +293,7 @@ def _state(graph: Graph, node: Node, order: Execute, recorder: Recorder) -> Any:
             groups[parent] = Group(membership.spawner, membership.path, tuple(sorted(keys)))
     visible = [name for name in order.parents if name not in members]
     hidden = [name for name in graph.nodes if name not in order.parents and name not in groups]
-    return StateView(recorder, order.value, inputs=tuple(order.inputs), parents=visible, groups=groups, hidden=hidden)
+    return StateView(recorder, fetch, inputs=tuple(order.inputs), parents=visible, groups=groups, hidden=hidden)
 
 
 def _walk(view: Any, path: Path) -> Any:

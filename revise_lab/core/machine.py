@@ -16,22 +16,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from revise_lab.errors import IllegalEvent, ReviseLabError, RevisionRefused, StaleBase, WorkflowClosed
+from revise_lab.errors import IllegalEvent, ReviseLabError
 from revise_lab.records import event as ev
 from revise_lab.records.attempt import AttemptState, Coverage, Outcome
-from revise_lab.records.revision import Change, Op, Revision, delta_of, patch
-from revise_lab.records.selector import Delta, Path, Read, Selector, evaluate, format_path
-from revise_lab.records.value import ABSENT, Value, digest, equal, freeze
+from revise_lab.records.revision import Change, Revision
+from revise_lab.records.selector import Read, Selector
+from revise_lab.records.value import ABSENT, Value, digest, freeze
 from revise_lab.records.workflow import Graph
 
 from .certify import check, recheck
-from .plan import Policy, RecoveryPlan, View, assemble
-from .provenance import Hit, ReaderIndex
-from .settle import Settling
+from .plan import Policy, RecoveryPlan
+from .provenance import ReaderIndex
+from .revising import Revising
 from .table import ATTEMPTS, RUN, Attempt, NodeRun
 
 
-class Machine(Settling):
+class Machine(Revising):
     """The state of one run.
 
     Parameters
@@ -71,6 +71,7 @@ class Machine(Settling):
         self.attempts: dict[str, Attempt] = {}
         self.revisions: dict[str, int] = {}
         self.deferred: list[Revision] = []
+        self.overrides: dict[str, tuple[Change, ...]] = {}
         self.plan: RecoveryPlan | None = None
         self.journal: list[ev.Entry] = [
             ev.Opened(graph.name, freeze(inputs), policy.name, freeze(self.switches.as_dict()))
@@ -106,140 +107,6 @@ class Machine(Settling):
             self.check_invariants()
         return self._out
 
-    # --- revisions -------------------------------------------------------------------------------------------------
-
-    def _on_revise(self, event: ev.Revise) -> None:
-        try:
-            changes = tuple(change._replace(value=freeze(change.value)) for change in event.revision.changes)
-        except ReviseLabError as error:
-            self._say(ev.Refused(event.revision.id, type(error).__name__, str(error)))
-            return
-        revision = Revision(event.revision.id, changes)
-        self.journal.append(ev.Revise(revision))
-        if revision.id in self.revisions:
-            self._say(ev.Duplicate(revision.id))
-            return
-        try:
-            if self.state != "open":
-                raise WorkflowClosed(
-                    f"revision {revision.id!r} came after the run was {self.state} - call run.reopen() to revise it",
-                    current=None,
-                )
-            shadow = self._patched(revision, self._shadow())
-        except (RevisionRefused, ReviseLabError) as error:
-            self._say(ev.Refused(revision.id, type(error).__name__, str(error), error.context.get("current")))
-            return
-        self.revisions[revision.id] = self.version
-        if self.policy.deferred and not self.quiet:
-            self.deferred.append(revision)
-            self._say(ev.Deferred(revision.id))
-            return
-        self._apply(revision, shadow)
-
-    def _shadow(self) -> dict[str, tuple[Value, int]]:
-        """Return the inputs with their versions as they will be once every deferred revision has been applied."""
-        shadow = {name: (value, self.counts[name]) for name, value in self.inputs.items()}
-        for revision in self.deferred:
-            shadow.update(self._patched(revision, shadow))
-        return shadow
-
-    def _patched(self, revision: Revision, shadow: Mapping[str, tuple[Value, int]]) -> dict[str, tuple[Value, int]]:
-        """Return the changed artifacts and their new versions, or raise; all changes or none."""
-        if not revision.changes:
-            raise RevisionRefused(f"revision {revision.id!r} holds no change - give it at least one")
-        new: dict[str, tuple[Value, int]] = {}
-        for change in revision.changes:
-            value, count = self._admitted(revision, change, shadow)
-            value = new.get(change.artifact, (value, count))[0]
-            new[change.artifact] = (patch(value, change), count + 1)
-        return new
-
-    def _admitted(
-        self, revision: Revision, change: Change, shadow: Mapping[str, tuple[Value, int]]
-    ) -> tuple[Value, int]:
-        name = change.artifact
-        if change.op in (Op.OVERRIDE, Op.WITHDRAW):
-            raise RevisionRefused(f"revision {revision.id!r}: {change.op} of a node's output is not supported yet")
-        if name in self.runs or name in self.graph.nodes:
-            raise RevisionRefused(
-                f"revision {revision.id!r}: {name!r} is the output of a node, not an input - revise an input it reads",
-            )
-        if name not in shadow:
-            raise RevisionRefused(
-                f"revision {revision.id!r}: no artifact is named {name!r} - inputs are {', '.join(sorted(shadow))}"
-            )
-        value, count = shadow[name]
-        if change.base is not None and change.base != count:
-            raise StaleBase(
-                f"revision {revision.id!r} was made against version {change.base} of {name!r}, which is at {count} - read"
-                f" version {count}, decide again and send it with base={count}",
-                artifact=name,
-                base=change.base,
-                current=count,
-            )
-        return value, count
-
-    def _apply_deferred(self, revision: Revision) -> None:
-        self._apply(revision, self._patched(revision, self._shadow()))
-
-    def _apply(self, revision: Revision, new: Mapping[str, tuple[Value, int]]) -> None:
-        """Make an accepted revision current, ask the policy, and carry out its plan."""
-        self.version = version = self.version + 1
-        deltas = []
-        hits: list[tuple[Delta, Hit]] = []
-        for name, (value, count) in new.items():
-            changes = [change for change in revision.changes if change.artifact == name]
-            delta = delta_of(name, version, self.inputs[name], value, changes)
-            deltas.append(delta)
-            self.inputs = {**self.inputs, name: value}
-            self.values[name] = value
-            self.counts[name] = count
-            hits.extend((delta, hit) for hit in self.index.touch(delta))
-        unconditional = any(change.base is None for change in revision.changes)
-        self._say(ev.Accepted(revision.id, version, tuple(deltas), unconditional))
-        direct = self._direct(revision.id, hits)
-        view = View(revision.id, version, direct, self.runs, self.switches, self.unbounded, self.n_active, any(deltas))
-        planned = assemble(view, self.policy.plan(view))
-        self.journal.append(planned)
-        self.plan = RecoveryPlan(planned, self.graph)
-        self._carry_out(planned)
-
-    def _direct(self, revision: str, hits: Iterable[tuple[Delta, Hit]]) -> dict[NodeRun, ev.Evidence]:
-        """Mark the readers of what changed and return the nodes whose live attempt is among them, with evidence."""
-        direct: dict[NodeRun, ev.Evidence] = {}
-        for delta, hit in hits:
-            for attempt, at in list(hit.cell.readers.items()):
-                run = attempt.run
-                was_live = attempt is (run.attempt or run.current) and (attempt is run.attempt or attempt.valid)
-                self._mark(attempt, at, hit.place)
-                selector = attempt.reads[at].selector
-                if was_live and run not in direct and selector in attempt.mismatched:
-                    direct[run] = ev.Evidence(revision, format_path(delta.artifact, hit.place), selector)
-        return direct
-
-    def _mark(self, attempt: Attempt, at: int, place: Path) -> None:
-        """Keep the cache of rule R1: compare the read with the current value, or (delta) remember that it changed."""
-        selector, was = attempt.reads[at]
-        if self.switches.check == "digest" and equal(
-            evaluate(selector, self.values.get(selector.artifact, ABSENT)), was
-        ):
-            attempt.mismatched.pop(selector, None)
-        else:
-            attempt.mismatched[selector] = place
-        self._queue(attempt.run)
-
-    def _carry_out(self, planned: ev.Planned) -> None:
-        """Stop and drop what the plan affects; under ``diff`` a subgraph plan leaves the rest to the values."""
-        lasting = not (self.switches.propagation == "diff" and planned.scope == "subgraph")
-        for each in planned.nodes:
-            run = self.runs[each.node]
-            if each.action == "cancel" and run.attempt:
-                self._stop(run, str(each.evidence))
-            if lasting and each.action in ("cancel", "recompute") and run.current:
-                self._drop(run.current, each.evidence or ev.Evidence(planned.revision))
-            run.failures = 0
-            self._queue(run)
-
     # --- attempts --------------------------------------------------------------------------------------------------
 
     def _on_start(self, event: ev.Start) -> None:
@@ -253,9 +120,7 @@ class Machine(Settling):
             )
         run.n_attempts += 1
         attempt_id = f"{run.name}@{run.n_attempts}"
-        seen = self.ancestors(run) if "reads" in run.node.unknown else run.parents
-        parents = {parent.name: self.values.get(parent.name, ABSENT) for parent in seen}
-        snapshot = ev.Execute(attempt_id, run.name, run.key, self.version, self.inputs, parents)
+        snapshot = self._snapshot(attempt_id, run)
         attempt = self.attempts[attempt_id] = self._live[attempt_id] = Attempt(attempt_id, run, self.version, snapshot)
         run.attempt = attempt
         attempt.parents = tuple((each, each.current.id if each.current else None) for each in run.parents)
@@ -264,13 +129,57 @@ class Machine(Settling):
             reads.append(Read(run.source[1], True))
         if "reads" in run.node.unknown:
             attempt.coverage = Coverage.UNKNOWN
-            visible = (*self.inputs, *parents)
+            visible = (*self.inputs, *snapshot.parents)
             reads.extend(Read(Selector(name, ()), snapshot.value(name)) for name in visible)
         names = tuple((each.name, consumed) for each, consumed in attempt.parents)
         self.journal.extend((event, ev.Started(attempt_id, run.name, self.version, names, tuple(reads))))
         self._record(attempt, reads)
         self._out.append(snapshot)
         self._queue(run)
+
+    def _snapshot(self, attempt_id: str, run: NodeRun) -> ev.Execute:
+        """Return references to all that a node may see now, and to nothing else (R5)."""
+        seen = self.ancestors(run) if "reads" in run.node.unknown else run.parents
+        parents = {parent.name: self.values.get(parent.name, ABSENT) for parent in seen}
+        return ev.Execute(attempt_id, run.name, run.key, self.version, self.inputs, parents)
+
+    def _on_extend(self, event: ev.Extend) -> None:
+        """Move an attempt to the newest state if all its reads so far hold there and its parents are settled (R4)."""
+        attempt = self._allowed(event.attempt, "extend")
+        self.journal.append(event)
+        run, old = attempt.run, attempt.snapshot
+        if (
+            self.switches.extension == "on"
+            and old is not None
+            and attempt.coverage is Coverage.COMPLETE
+            and attempt.valid
+            and all(parent.settled for parent in run.parents)
+        ):
+            new = self._snapshot(attempt.id, run)
+            if new.parents.keys() != old.parents.keys():
+                return
+            attempt.snapshot = new
+            attempt.v_start = self.version
+            attempt.parents = tuple((each, each.current.id if each.current else None) for each in run.parents)
+            moved = ev.Moved(attempt.id, self.version)
+            self.journal.append(moved)
+            self._out.append(moved)
+
+    def snapshot_of(self, attempt_id: str) -> ev.Execute:
+        """Return the snapshot that a running attempt is on."""
+        snapshot = self.attempts[attempt_id].snapshot
+        if snapshot is None:
+            raise IllegalEvent(
+                f"attempt {attempt_id!r} is not running - it has no snapshot any more", attempt=attempt_id
+            )
+        return snapshot
+
+    def is_late(self, attempt_id: str, artifact: str) -> bool:
+        """Say whether an artifact has changed since a running attempt's snapshot was taken."""
+        attempt = self.attempts.get(attempt_id)
+        if attempt is None or attempt.snapshot is None or self.switches.check != "digest":
+            return False
+        return attempt.snapshot.value(artifact) is not self.values.get(artifact, ABSENT)
 
     def _on_observe(self, event: ev.Observe) -> None:
         attempt = self._allowed(event.attempt, "observe")
@@ -376,11 +285,6 @@ class Machine(Settling):
     # --- what others may ask ---------------------------------------------------------------------------------------
 
     @property
-    def quiet(self) -> bool:
-        """Whether nothing runs, waits or could start."""
-        return not self._ready and not self._live
-
-    @property
     def closable(self) -> bool:
         """Whether the run may be sealed."""
         return self.quiet and self.state == "open" and not self.deferred and all(r.settled for r in self.runs.values())
@@ -395,20 +299,22 @@ class Machine(Settling):
         return tuple(run.name for run in sorted(self._ready.values(), key=lambda run: run.position))
 
     def outputs(self) -> dict[str, Value]:
-        """Return the committed output of every node that has one."""
+        """Return the committed output of every node that has one, overrides applied."""
         return {
-            run.name: run.current.outcome.output
+            run.name: self.values[run.name]
             for run in sorted(self.runs.values(), key=lambda run: run.position)
-            if run.current and run.current.outcome and run.current.outcome.error is None
+            if run.current and run.current.outcome and run.current.outcome.error is None and not run.conflict
         }
 
     def failures(self) -> dict[str, str]:
-        """Return the error of every node whose retries are exhausted."""
-        return {
-            run.name: run.current.outcome.error
-            for run in self.runs.values()
-            if run.current and run.current.valid and run.current.outcome and run.current.outcome.error is not None
-        }
+        """Return the error of every node whose retries are exhausted or whose override conflicts."""
+        found = {}
+        for run in self.runs.values():
+            if run.current and run.current.valid and run.current.outcome:
+                error = run.conflict or run.current.outcome.error
+                if error is not None:
+                    found[run.name] = error
+        return found
 
     def story(self, name: str) -> tuple[str, ...]:
         """Return the journal lines that concern a node or an attempt."""
@@ -423,7 +329,9 @@ class Machine(Settling):
             run = self.runs[name]
             for attempt in (run.attempt, run.current):
                 rows.append([name, attempt and [attempt.id, attempt.state, len(attempt.reads), attempt.valid]])
-            rows.append([run.ready, run.settled, run.active, run.n_attempts, self.values.get(name, None) or None])
+            rows.append(
+                [run.ready, run.settled, run.active, run.n_attempts, self.values.get(name) or None, run.conflict]
+            )
         return digest(freeze([*rows, self.inputs, len(self.journal)]))
 
     def check_invariants(self) -> None:
@@ -444,8 +352,10 @@ class Machine(Settling):
 
 _HANDLERS: dict[type, Callable[[Machine, Any], None]] = {
     ev.Revise: Machine._on_revise,
+    ev.ReviseTogether: Machine._on_revise_together,
     ev.Start: Machine._on_start,
     ev.Observe: Machine._on_observe,
+    ev.Extend: Machine._on_extend,
     ev.Finish: Machine._on_finish,
     ev.Fail: Machine._on_fail,
     ev.Stopped: Machine._on_stopped,

@@ -43,6 +43,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "propagation": ("descendants", "diff"),
     "unknown": ("global", "local"),
     "order": ("topological", "start", "commit"),
+    "extension": ("off", "on"),
     "release": ("commit", "close"),
 }
 
@@ -64,6 +65,8 @@ class Switches:
         itself, its siblings stay selective (ours).
     order : str
         The linear order of ``suffix``; the paper does not say, ``topological`` is our choice.
+    extension : str
+        ``on``: at a late read an attempt moves to the newest state if all its reads so far hold there (rule R4, ours).
     release : str
         When a staged effect may leave.
     """
@@ -72,6 +75,7 @@ class Switches:
     propagation: str = "descendants"
     unknown: str = "global"
     order: str = "topological"
+    extension: str = "off"
     release: str = "commit"
 
     def __post_init__(self) -> None:
@@ -82,6 +86,11 @@ class Switches:
             raise RefusedCombination(
                 "propagation='diff' with check='delta' - a finished child would survive a cut-off parent while a running"
                 " one with the same reads is rejected - use check='digest', or propagation='descendants'"
+            )
+        if self.extension == "on" and self.check == "delta":
+            raise RefusedCombination(
+                "extension='on' with check='delta' - an attempt that moved would be rejected for a change that it has"
+                " already seen reverted - use check='digest', or extension='off'"
             )
 
     def as_dict(self) -> dict[str, Any]:
@@ -222,13 +231,19 @@ def _hanging(affected: Iterable[NodeRun]) -> Iterator[tuple[tuple[int, str], Pla
 
 
 def closure(direct: Mapping[NodeRun, Evidence], revision: str) -> dict[NodeRun, Evidence]:
-    """Return the directly hit nodes and all their active descendants, each with its evidence."""
+    """Return the directly hit nodes and all their active descendants, each with its evidence.
+
+    The walk goes on through skipped nodes: what recomputes above them may activate them, and then their readers change.
+    """
     found = dict(direct)
     stack = list(direct)
+    seen = set(direct)
     while stack:
         parent = stack.pop()
         for child in parent.children:
-            if child not in found and child.active is not False:
-                found[child] = Evidence(revision, via=parent.name)
+            if child not in seen:
+                seen.add(child)
                 stack.append(child)
+                if child.active is not False:
+                    found[child] = Evidence(revision, via=parent.name)
     return found

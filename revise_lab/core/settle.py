@@ -23,7 +23,7 @@ from .provenance import ReaderIndex
 from .table import ATTEMPTS, Attempt, NodeRun, conflict_of
 
 if TYPE_CHECKING:
-    from revise_lab.records.revision import Revision
+    from revise_lab.records.revision import Change, Revision
 
 
 class Settling:
@@ -37,6 +37,9 @@ class Settling:
     version: int
     state: str
     deferred: list[Revision]
+    inputs: dict[str, Value]
+    counts: dict[str, int]
+    overrides: dict[str, tuple[Change, ...]]
     attempts: dict[str, Attempt]
     _out: list[ev.Instruction]
 
@@ -129,6 +132,11 @@ class Settling:
         self._retired[member.name] = member.n_attempts
         del self.runs[member.name]
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing runs, waits or could start."""
+        return not self._ready and not self._live
+
     # --- the pass --------------------------------------------------------------------------------------------------
 
     def _queue(self, run: NodeRun) -> None:
@@ -149,7 +157,7 @@ class Settling:
             self._apply_deferred(revision)
 
     def _apply_deferred(self, revision: Revision) -> None:
-        raise AssertionError("the machine applies revisions")
+        raise AssertionError("Revising applies revisions")
 
     def _visit(self, run: NodeRun) -> None:
         """Decide again what one node is; its parents have been visited."""
@@ -169,7 +177,7 @@ class Settling:
         if active is False:
             run.settled = self._surely_inactive(run)
         else:
-            run.settled = bool(active and valid and not failed and above)
+            run.settled = bool(active and valid and not failed and above and not run.conflict)
         run.ready = bool(active and above and not valid and not run.attempt and self.state == "open")
         if run.ready:
             self._ready[run.name] = run
@@ -236,14 +244,17 @@ class Settling:
         self.version += 1
         self._move(attempt, "commit", AttemptState.COMMITTED)
         attempt.v_commit = self.version
-        delta = delta_between(run.name, self.version, old, attempt.outcome.output)
+        output = self._effective(run, attempt.outcome.output)
+        delta = delta_between(run.name, self.version, old, output)
         self.journal.append(ev.Committed(attempt.id, self.version, delta))
         run.attempt = None
         run.failures = 0
         self._live.pop(attempt.id, None)
         self._replace(run, attempt)
-        self._publish(run, attempt.outcome.output, delta)
+        self._publish(run, output, delta)
         for child in run.children:
+            if self.switches.check == "delta" and child.current:
+                self._drop(child.current, ev.Evidence("", via=run.name))
             self._queue(child)
 
     def _fail(self, run: NodeRun, attempt: Attempt) -> None:
@@ -280,6 +291,7 @@ class Settling:
     def _publish(self, run: NodeRun, output: Value, delta: Delta) -> None:
         """Make an output current: mark its readers and bring the members in line."""
         self.values[run.name] = output
+        self.counts[run.name] = self.counts.get(run.name, 0) + 1
         if delta:
             for hit in self.index.touch(delta):
                 for reader, at in list(hit.cell.readers.items()):
@@ -287,7 +299,10 @@ class Settling:
         self._sync_members(run)
 
     def _mark(self, attempt: Attempt, at: int, place: Path) -> None:
-        raise AssertionError("the machine marks readers")
+        raise AssertionError("Revising marks readers")
+
+    def _effective(self, run: NodeRun, output: Value) -> Value:
+        raise AssertionError("Revising knows the overrides")
 
     def _deactivate(self, run: NodeRun) -> None:
         """Retract a node that is no longer activated (R6)."""
@@ -299,6 +314,7 @@ class Settling:
         had_output = run.current is not None
         self._replace(run, None)
         run.failures = 0
+        run.conflict = None
         if had_output:
             self.version += 1
             self.journal.append(ev.Retracted(run.name, self.version))

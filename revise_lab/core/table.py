@@ -20,6 +20,7 @@ from .provenance import Cell
 
 ATTEMPTS: Final[Mapping[tuple[A, str], tuple[A, ...]]] = {
     (A.RUNNING, "observe"): (A.RUNNING,),
+    (A.RUNNING, "extend"): (A.RUNNING,),
     (A.RUNNING, "finish"): (A.FINISHED,),
     (A.RUNNING, "fail"): (A.FINISHED,),
     (A.RUNNING, "stop"): (A.CANCELLED, A.ORPHANED),
@@ -30,35 +31,24 @@ ATTEMPTS: Final[Mapping[tuple[A, str], tuple[A, ...]]] = {
     (A.COMMITTED, "replace"): (A.SUPERSEDED,),
     (A.FAILED, "replace"): (A.SUPERSEDED,),
     (A.CANCELLED, "observe"): (A.CANCELLED,),
+    (A.CANCELLED, "extend"): (A.CANCELLED,),
     (A.CANCELLED, "finish"): (A.CANCELLED,),
     (A.CANCELLED, "fail"): (A.CANCELLED,),
     (A.CANCELLED, "stopped"): (A.CANCELLED,),
     (A.ORPHANED, "observe"): (A.ORPHANED,),
+    (A.ORPHANED, "extend"): (A.ORPHANED,),
     (A.ORPHANED, "finish"): (A.CANCELLED,),
     (A.ORPHANED, "fail"): (A.CANCELLED,),
     (A.ORPHANED, "stopped"): (A.CANCELLED,),
 }
 """(state, what happens) -> the states that may follow."""
 
+_ANSWERED = ("revise", "revisetogether", "observe", "extend", "finish", "fail", "stopped")
 RUN: Final[Mapping[tuple[str, str], str]] = {
-    ("open", "revise"): "open",
-    ("open", "start"): "open",
-    ("open", "observe"): "open",
-    ("open", "finish"): "open",
-    ("open", "fail"): "open",
-    ("open", "stopped"): "open",
+    **{("open", event): "open" for event in (*_ANSWERED, "start")},
+    **{(state, event): state for state in ("closed", "cancelled") for event in _ANSWERED},
     ("open", "cancel"): "cancelled",
     ("open", "close"): "closed",
-    ("closed", "revise"): "closed",
-    ("closed", "observe"): "closed",
-    ("closed", "finish"): "closed",
-    ("closed", "fail"): "closed",
-    ("closed", "stopped"): "closed",
-    ("cancelled", "revise"): "cancelled",
-    ("cancelled", "observe"): "cancelled",
-    ("cancelled", "finish"): "cancelled",
-    ("cancelled", "fail"): "cancelled",
-    ("cancelled", "stopped"): "cancelled",
 }
 """(state of the run, event) -> the state that follows; a revision of a sealed run is answered with a refusal."""
 
@@ -111,7 +101,7 @@ class NodeRun:
     """
 
     __slots__ = (
-        "active", "attempt", "children", "current", "failures", "key", "n_attempts", "name", "node", "parents",
+        "active", "attempt", "children", "conflict", "current", "failures", "key", "n_attempts", "name", "node", "parents",
         "position", "queued", "ready", "settled", "source",
     )  # fmt: skip
 
@@ -125,6 +115,8 @@ class NodeRun:
         self.source: tuple[NodeRun, Selector] | None = None
         self.active: bool | None = None
         """``None`` until what decides it has committed."""
+        self.conflict: str | None = None
+        """Why the current output cannot take its overrides."""
         self.settled = False
         self.ready = False
         self.queued = False
@@ -147,6 +139,8 @@ class NodeRun:
         if self.active is False:
             return "skipped"
         if self.current and self.current.valid:
+            if self.conflict:
+                return "blocked"
             error = self.current.outcome is not None and self.current.outcome.error is not None
             return "failed" if error else "committed" if self.settled else "unsettled"
         return "ready" if self.ready else "dirty" if self.current else "pending"

@@ -19,6 +19,11 @@ _POLICIES: Final[dict[str, tuple[Planner, dict[str, Any], bool]]] = {
     "restart": (baselines.restart, {}, False),
     "suffix": (baselines.suffix, {}, False),
     "revise": (selective.revise, {}, False),
+    "revise_plus": (
+        selective.revise,
+        {"check": "digest", "propagation": "diff", "unknown": "local", "extension": "on"},
+        False,
+    ),
     "wait": (baselines.restart, {}, True),
 }
 

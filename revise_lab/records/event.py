@@ -43,6 +43,12 @@ class Revise(NamedTuple):
     revision: Revision
 
 
+class ReviseTogether(NamedTuple):
+    """Several revisions arrive as one: planned on what they change together, so that a revert costs nothing."""
+
+    revisions: tuple[Revision, ...]
+
+
 class Start(NamedTuple):
     """The driver has a slot for a node that is ready."""
 
@@ -55,6 +61,12 @@ class Observe(NamedTuple):
     attempt: str
     reads: tuple[Read, ...]
     coverage: Coverage = Coverage.COMPLETE
+
+
+class Extend(NamedTuple):
+    """A running attempt is about to read something that is newer than its snapshot (rule R4)."""
+
+    attempt: str
 
 
 class Finish(NamedTuple):
@@ -201,6 +213,13 @@ class Retracted(NamedTuple):
     version: int
 
 
+class Blocked(NamedTuple):
+    """A node's output cannot take an override; everything below it waits for a withdrawal."""
+
+    node: str
+    message: str
+
+
 class Discarded(NamedTuple):
     """The result of an attempt that had been told to stop came in after all."""
 
@@ -237,12 +256,19 @@ class Execute(NamedTuple):
         return self.parents[artifact] if artifact in self.parents else self.inputs.get(artifact, ABSENT)
 
 
-Event: TypeAlias = Revise | Start | Observe | Finish | Fail | Stopped | Cancel | Close
+class Moved(NamedTuple):
+    """Instruction and fact: the attempt goes on, on the snapshot of ``version``."""
+
+    attempt: str
+    version: int
+
+
+Event: TypeAlias = Revise | ReviseTogether | Start | Observe | Extend | Finish | Fail | Stopped | Cancel | Close
 Fact: TypeAlias = (
     Accepted | Deferred | Refused | Duplicate | Planned | Started | Committed | Rejected | Failed | Retracted
-    | Discarded | Closed | Stop
+    | Discarded | Blocked | Closed | Stop | Moved
 )  # fmt: skip
-Instruction: TypeAlias = Execute | Stop | Accepted | Deferred | Refused | Duplicate | Closed
+Instruction: TypeAlias = Execute | Moved | Stop | Accepted | Deferred | Refused | Duplicate | Closed
 Entry: TypeAlias = Opened | Event | Fact
 
 # --- codec -----------------------------------------------------------------------------------------------------------

@@ -124,6 +124,8 @@ class Driver:
         for instruction in instructions:
             if isinstance(instruction, ev.Execute):
                 self._execute(instruction)
+            elif isinstance(instruction, ev.Moved):
+                self._tasks[instruction.attempt].execution.move(self.machine.snapshot_of(instruction.attempt))
             elif isinstance(instruction, ev.Stop):
                 self._stop(instruction)
         return instructions
@@ -134,7 +136,7 @@ class Driver:
                 self._handle(report)
 
     def _execute(self, order: ev.Execute) -> None:
-        running = _Task(Execution(self.machine.graph, order, self._perform, self._loss))
+        running = _Task(Execution(self.machine.graph, order, self._perform, self._loss, self._before_read))
         running.span = self.spans[order.attempt] = AttemptSpan(order.node, order.attempt, self._now_s())
         self._tasks[order.attempt] = running
         running.task = asyncio.get_running_loop().create_task(self._attempt(order.attempt, running), name=order.attempt)
@@ -144,6 +146,13 @@ class Driver:
         if not task.cancelled() and (error := task.exception()):
             self.crash = error
             self._on_change()
+
+    def _before_read(self, execution: Execution, artifact: str) -> None:
+        """Report what has been read and ask for a newer snapshot, when the next read would be of an old one (R4)."""
+        if self.machine.is_late(execution.order.attempt, artifact):
+            if report := execution.flush():
+                self._handle(report)
+            self._handle(ev.Extend(execution.order.attempt))
 
     def _stop(self, order: ev.Stop) -> None:
         running = self._tasks.get(order.attempt)

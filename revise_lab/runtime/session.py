@@ -197,7 +197,7 @@ class Run:
         base: int | None = None,
         id: str | None = None,
     ) -> Acceptance:
-        """Revise an input while the workflow runs.
+        """Revise an input, or pin a place of a node's output, while the workflow runs.
 
         Parameters
         ----------
@@ -206,7 +206,8 @@ class Run:
         value : Any
             The new value, JSON-like.
         op : str
-            ``set``, ``delete``, ``append``, ``insert`` or ``remove``.
+            ``set``, ``delete``, ``append``, ``insert``, ``remove``; ``override`` pins a place in a node's output for good,
+            ``withdraw`` releases it.
         base : int, optional
             The version of the artifact that the revision was made against; refused when it is no longer current.
         id : str, optional
@@ -370,8 +371,9 @@ class Run:
         async def fresh(ask: Ask) -> Value:
             raise ReviseLabError(f"the oracle asks what no committed attempt asked: {ask.node} {ask.request!r}")
 
-        truth = await oracle(self.machine.graph, self.machine.inputs, choices(self.machine), fresh)
-        return truth, differences(self.machine, truth)
+        machine = self.machine
+        truth = await oracle(machine.graph, machine.inputs, choices(machine), fresh, machine.overrides)
+        return truth, differences(machine, truth)
 
     def drawing(self) -> tuple[list[tuple[str, str, str, str]], list[tuple[str, str]]]:
         """Return the nodes as (name, kind, state, note) and the edges, as :mod:`revise_lab.draw` takes them."""

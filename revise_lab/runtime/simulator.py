@@ -104,6 +104,9 @@ class _Running:
     steps: Coroutine[Any, Any, ev.Finish | ev.Fail]
     span: tuple[str, float] | None = None
     n_calls: int = 0
+    stepping: bool = False
+    doomed: bool = False
+    """Told to stop while its own body was executing."""
 
 
 class Simulator:
@@ -171,6 +174,7 @@ class Simulator:
                 self._send(ev.Close())
                 if self.machine.state == "closed":
                     break
+                self._start_ready()
             if not self._heap:
                 break
             self._now_s, _, item = heapq.heappop(self._heap)
@@ -206,6 +210,8 @@ class Simulator:
         for instruction in self.machine.handle(event):
             if isinstance(instruction, ev.Execute):
                 self._execute(instruction)
+            elif isinstance(instruction, ev.Moved):
+                self._running[instruction.attempt].execution.move(self.machine.snapshot_of(instruction.attempt))
             elif isinstance(instruction, ev.Stop):
                 self._stop(instruction)
 
@@ -217,16 +223,27 @@ class Simulator:
                 self._send(ev.Start(name))
 
     def _execute(self, order: ev.Execute) -> None:
-        execution = Execution(self.graph, order, _perform, self._loss)
+        execution = Execution(self.graph, order, _perform, self._loss, self._before_read)
         running = self._running[order.attempt] = _Running(execution, execution.run())
         self._busy += 1
         self._resume(order.attempt, running, None)
 
+    def _before_read(self, execution: Execution, artifact: str) -> None:
+        """Report what has been read and ask for a newer snapshot, when the next read would be of an old one (R4)."""
+        attempt = execution.order.attempt
+        if self.machine.is_late(attempt, artifact):
+            report = execution.flush()
+            if report is not None:
+                self._send(report)
+            self._send(ev.Extend(attempt))
+
     def _resume(self, attempt: str, running: _Running, answer: Value) -> None:
         """Let a body go on to its next boundary call or to its end."""
+        running.stepping = True
         try:
             ask: Ask = running.steps.send(answer)
         except StopIteration as end:
+            running.stepping = False
             event: ev.Finish | ev.Fail = end.value
             spent_s = 0.0
             if not running.n_calls:
@@ -235,6 +252,10 @@ class Simulator:
                 self._at(self._now_s + spent_s, event)
             else:
                 self._ended(event)
+            return
+        running.stepping = False
+        if running.doomed:
+            self._end_stopped(attempt, running)
             return
         if ask.kind == "pause":
             self._at(self._now_s + float(ask.request), (attempt, None))
@@ -258,10 +279,16 @@ class Simulator:
         self._close_span(order.attempt, running, "aborted")
         if order.orphaned:
             return
-        del self._running[order.attempt]
+        if running.stepping:
+            running.doomed = True
+        else:
+            self._end_stopped(order.attempt, running)
+
+    def _end_stopped(self, attempt: str, running: _Running) -> None:
+        del self._running[attempt]
         self._busy -= 1
         running.steps.close()
-        self._send(ev.Stopped(order.attempt))
+        self._send(ev.Stopped(attempt))
 
     def _close_span(self, attempt: str, running: _Running, outcome: str) -> None:
         if running.span is not None:
@@ -291,5 +318,6 @@ def truth_of(run: SimulatedRun, answer: Answer = answer_by_hash) -> tuple[Truth,
     async def fresh(ask: Ask) -> Value:
         return answer(ask)
 
-    truth = drive(oracle(run.machine.graph, run.machine.inputs, choices(run.machine), fresh))
-    return truth, differences(run.machine, truth)
+    machine = run.machine
+    truth = drive(oracle(machine.graph, machine.inputs, choices(machine), fresh, machine.overrides))
+    return truth, differences(machine, truth)

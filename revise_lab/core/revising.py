@@ -1,0 +1,263 @@
+"""Revisions in the machine: admitted or refused as one, applied, planned for, carried out.
+
+A revision of an input patches the input. A revision of a node's output is an *override*: a patch on (node, path) that is
+applied to the current and to every later output of that node until it is withdrawn; it dirties the readers of the changed
+paths and not the node. Several revisions that arrive together are planned on what they change together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from revise_lab.errors import OverrideConflict, PathError, ReviseLabError, RevisionRefused, StaleBase, WorkflowClosed
+from revise_lab.records import event as ev
+from revise_lab.records.revision import Change, Op, Revision, delta_of, patch
+from revise_lab.records.selector import Delta, Path, delta_between, evaluate, format_path
+from revise_lab.records.value import ABSENT, Value, equal, freeze
+
+from .plan import Policy, RecoveryPlan, View, assemble
+from .provenance import Hit
+from .settle import Settling
+from .table import Attempt, NodeRun
+
+
+class Draft(NamedTuple):
+    """The inputs and overrides as they would be, before anybody is told."""
+
+    inputs: Mapping[str, tuple[Value, int]]
+    overrides: Mapping[str, tuple[Change, ...]]
+
+
+class Revising(Settling):
+    """The part of the machine that takes revisions."""
+
+    policy: Policy
+    revisions: dict[str, int]
+    plan: RecoveryPlan | None
+
+    def _on_revise(self, event: ev.Revise) -> None:
+        self._take_revisions((event.revision,), together=False)
+
+    def _on_revise_together(self, event: ev.ReviseTogether) -> None:
+        self._take_revisions(event.revisions, together=True)
+
+    def _take_revisions(self, arrived: tuple[Revision, ...], *, together: bool) -> None:
+        revisions = []
+        for revision in arrived:
+            try:
+                changes = tuple(change._replace(value=freeze(change.value)) for change in revision.changes)
+            except ReviseLabError as error:
+                self._say(ev.Refused(revision.id, type(error).__name__, str(error)))
+            else:
+                revisions.append(Revision(revision.id, changes))
+        if not revisions:
+            return
+        self.journal.append(ev.ReviseTogether(tuple(revisions)) if together else ev.Revise(revisions[0]))
+        accepted, draft = self._admit(revisions)
+        if not accepted:
+            return
+        if self.policy.deferred and not self.quiet:
+            for revision in accepted:
+                self.deferred.append(revision)
+                self._say(ev.Deferred(revision.id))
+        else:
+            self._apply(accepted, draft)
+
+    def _admit(self, revisions: Iterable[Revision]) -> tuple[list[Revision], Draft]:
+        """Return the revisions that may take effect and the state that they make; say why the others may not."""
+        accepted = []
+        draft = self._draft()
+        for revision in revisions:
+            if revision.id in self.revisions:
+                self._say(ev.Duplicate(revision.id))
+                continue
+            try:
+                if self.state != "open":
+                    raise WorkflowClosed(
+                        f"revision {revision.id!r} came after the run was {self.state} - call run.reopen() to revise it"
+                    )
+                draft = self._revised(revision, draft)
+            except ReviseLabError as error:
+                self._say(ev.Refused(revision.id, type(error).__name__, str(error), error.context.get("current")))
+                continue
+            self.revisions[revision.id] = self.version
+            accepted.append(revision)
+        return accepted, draft
+
+    def _draft(self) -> Draft:
+        """Return the state as it will be once every deferred revision has been applied."""
+        draft = Draft({name: (value, self.counts[name]) for name, value in self.inputs.items()}, self.overrides)
+        for revision in self.deferred:
+            draft = self._revised(revision, draft)
+        return draft
+
+    def _revised(self, revision: Revision, draft: Draft) -> Draft:
+        """Return the draft with one revision made, or raise; all its changes or none."""
+        if not revision.changes:
+            raise RevisionRefused(f"revision {revision.id!r} holds no change - give it at least one")
+        inputs, overrides = dict(draft.inputs), dict(draft.overrides)
+        touched: set[str] = set()
+        for change in revision.changes:
+            name = change.artifact
+            if change.op in (Op.OVERRIDE, Op.WITHDRAW):
+                overrides[name] = self._overridden(revision, change, overrides.get(name, ()))
+                continue
+            self._check_artifact(revision, name, inputs)
+            value, count = inputs[name]
+            if name not in touched:
+                self._check_base(revision, change, count)
+                count += 1
+                touched.add(name)
+            inputs[name] = (patch(value, change), count)
+        return Draft(inputs, overrides)
+
+    def _check_artifact(self, revision: Revision, name: str, inputs: Mapping[str, object]) -> None:
+        if name in self.runs or name in self.graph.nodes:
+            raise RevisionRefused(
+                f"revision {revision.id!r}: {name!r} is the output of a node - revise an input, or pin a place of this"
+                " output with op='override'"
+            )
+        if name not in inputs:
+            raise RevisionRefused(
+                f"revision {revision.id!r}: no artifact is named {name!r} - inputs are {', '.join(sorted(inputs))}"
+            )
+
+    @staticmethod
+    def _check_base(revision: Revision, change: Change, current: int) -> None:
+        if change.base is not None and change.base != current:
+            name = change.artifact
+            raise StaleBase(
+                f"revision {revision.id!r} was made against version {change.base} of {name!r}, which is at {current} - read"
+                f" version {current}, decide again and send it with base={current}",
+                artifact=name,
+                base=change.base,
+                current=current,
+            )
+
+    def _overridden(self, revision: Revision, change: Change, pinned: tuple[Change, ...]) -> tuple[Change, ...]:
+        name = change.artifact
+        if name not in self.runs:
+            raise RevisionRefused(
+                f"revision {revision.id!r}: no node {name!r} is part of the run - {change.op} names a node's output"
+            )
+        self._check_base(revision, change, self.counts.get(name, 0))
+        others = tuple(each for each in pinned if each.path != change.path)
+        if change.op is Op.WITHDRAW:
+            if len(others) == len(pinned):
+                raise PathError(f"revision {revision.id!r}: nothing overrides {format_path(name, change.path)}")
+            return others
+        if self.runs[name].current and not self.runs[name].conflict:
+            patch(self.values[name], change)
+        return (*others, change)
+
+    def _apply_deferred(self, revision: Revision) -> None:
+        self._apply([revision], self._revised(revision, self._draft()))
+
+    def _apply(self, revisions: list[Revision], draft: Draft) -> None:
+        """Make accepted revisions current, ask the policy, and carry out its plan."""
+        first = self.version
+        self.version = first + len(revisions)
+        deltas = [*self._apply_inputs(revisions, draft), *self._apply_overrides(draft)]
+        hits = [(delta, hit) for delta in deltas for hit in self.index.touch(delta)]
+        for number, revision in enumerate(revisions, 1):
+            unconditional = any(change.base is None for change in revision.changes)
+            own = tuple(deltas) if number == len(revisions) else ()
+            self._say(ev.Accepted(revision.id, first + number, own, unconditional))
+        name = "+".join(revision.id for revision in revisions)
+        direct = self._direct(name, hits)
+        view = View(
+            name, self.version, direct, self.runs, self.switches, self.unbounded, self.n_active, any(map(bool, deltas))
+        )
+        planned = assemble(view, self.policy.plan(view))
+        self.journal.append(planned)
+        self.plan = RecoveryPlan(planned, self.graph)
+        self._carry_out(planned)
+
+    def _apply_inputs(self, revisions: list[Revision], draft: Draft) -> list[Delta]:
+        deltas = []
+        for name, (value, count) in draft.inputs.items():
+            if count == self.counts[name]:
+                continue
+            changes = [change for revision in revisions for change in revision.changes if change.artifact == name]
+            deltas.append(delta_of(name, self.version, self.inputs[name], value, changes))
+            self.inputs = {**self.inputs, name: value}
+            self.values[name] = value
+            self.counts[name] = count
+        return deltas
+
+    def _apply_overrides(self, draft: Draft) -> list[Delta]:
+        """Pin or release places of outputs, and return what that changes now."""
+        before, self.overrides = self.overrides, dict(draft.overrides)
+        deltas = []
+        for name, pinned in self.overrides.items():
+            run = self.runs.get(name)
+            if pinned is before.get(name) or run is None:
+                continue
+            current = run.current
+            if current is None or current.outcome is None or current.outcome.error is not None:
+                continue
+            old, value = self.values.get(name, ABSENT), self._effective(run, current.outcome.output)
+            if old is ABSENT or value is ABSENT:
+                delta = delta_between(name, self.version, old, value)
+            else:
+                delta = delta_of(name, self.version, old, value, (*before.get(name, ()), *pinned))
+            self.values[name] = value
+            self.counts[name] = self.counts.get(name, 0) + 1
+            self._sync_members(run)
+            self._queue(run)
+            for child in run.children:
+                self._queue(child)
+            deltas.append(delta)
+        return deltas
+
+    def _effective(self, run: NodeRun, output: Value) -> Value:
+        """Return an output with its overrides; a place that no longer exists blocks the node."""
+        run.conflict = None
+        try:
+            for change in self.overrides.get(run.name, ()):
+                output = patch(output, change)
+        except PathError as error:
+            conflict = OverrideConflict(
+                f"node {run.name!r} cannot take an override: {error} - withdraw it, or revise again"
+            )
+            run.conflict = f"OverrideConflict: {conflict}"
+            self.journal.append(ev.Blocked(run.name, str(conflict)))
+            return ABSENT
+        return output
+
+    def _direct(self, revision: str, hits: Iterable[tuple[Delta, Hit]]) -> dict[NodeRun, ev.Evidence]:
+        """Mark the readers of what changed and return the nodes whose live attempt is among them, with evidence."""
+        direct: dict[NodeRun, ev.Evidence] = {}
+        for delta, hit in hits:
+            for attempt, at in list(hit.cell.readers.items()):
+                run = attempt.run
+                was_live = attempt is (run.attempt or run.current) and (attempt is run.attempt or attempt.valid)
+                self._mark(attempt, at, hit.place)
+                selector = attempt.reads[at].selector
+                if was_live and run not in direct and selector in attempt.mismatched:
+                    direct[run] = ev.Evidence(revision, format_path(delta.artifact, hit.place), selector)
+        return direct
+
+    def _mark(self, attempt: Attempt, at: int, place: Path) -> None:
+        """Keep the cache of rule R1: compare the read with the current value, or (delta) remember that it changed."""
+        selector, was = attempt.reads[at]
+        if self.switches.check == "digest" and equal(
+            evaluate(selector, self.values.get(selector.artifact, ABSENT)), was
+        ):
+            attempt.mismatched.pop(selector, None)
+        else:
+            attempt.mismatched[selector] = place
+        self._queue(attempt.run)
+
+    def _carry_out(self, planned: ev.Planned) -> None:
+        """Stop and drop what the plan affects; under ``diff`` a subgraph plan leaves the rest to the values."""
+        lasting = not (self.switches.propagation == "diff" and planned.scope == "subgraph")
+        for each in planned.nodes:
+            run = self.runs[each.node]
+            if each.action == "cancel" and run.attempt:
+                self._stop(run, str(each.evidence))
+            if lasting and each.action in ("cancel", "recompute") and run.current:
+                self._drop(run.current, each.evidence or ev.Evidence(planned.revision))
+            run.failures = 0
+            self._queue(run)
