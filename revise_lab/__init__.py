@@ -21,6 +21,7 @@ _HOMES = {
     "Switches": "revise_lab.core.plan",
     "policy": "revise_lab.policies",
     "simulate": "revise_lab.runtime.simulator",
+    "audit_reads": "revise_lab.runtime.audit_reads",
     "errors": "revise_lab.errors",
     "lab": "revise_lab.lab",
 }
@@ -31,10 +32,22 @@ if TYPE_CHECKING:
     from revise_lab.records.effect import Effect
     from revise_lab.records.revision import Change, Revision
     from revise_lab.records.workflow import Workflow
+    from revise_lab.runtime.audit_reads import audit_reads
     from revise_lab.runtime.session import Run, Session
     from revise_lab.runtime.simulator import simulate
 
-__all__ = ["Change", "Effect", "Revision", "Run", "Session", "Switches", "Workflow", "policy", "simulate"]
+__all__ = [
+    "Change",
+    "Effect",
+    "Revision",
+    "Run",
+    "Session",
+    "Switches",
+    "Workflow",
+    "audit_reads",
+    "policy",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -42,7 +55,9 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'revise_lab' has no attribute {name!r}")
     module = import_module(home)
-    return module if home.rsplit(".", 1)[-1] == name else getattr(module, name)
+    found = getattr(module, name, module)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

@@ -70,6 +70,8 @@ class Session:
         Attempts that may run at once.
     loss : callable, optional
         Degrades provenance; for studies.
+    coalesce_s : float
+        Longest time that a revision waits for others, to be planned together with them; 0 plans each at once.
     **switches : str
         Switches of the policy, when it is given by name.
     """
@@ -83,6 +85,7 @@ class Session:
         endpoint: str | Model | None = "emulated",
         n_slots: int | None = None,
         loss: Loss | None = None,
+        coalesce_s: float = 0.0,
         **switches: Any,
     ) -> None:
         self.graph = workflow.graph() if isinstance(workflow, Workflow) else workflow
@@ -91,6 +94,7 @@ class Session:
         self.endpoint = endpoint
         self.n_slots = n_slots
         self.loss = loss
+        self.coalesce_s = coalesce_s
 
     def start(self) -> Run:
         """Start a run on the running event loop.
@@ -148,6 +152,7 @@ class Run:
         self.revised_s: list[tuple[str, float]] = []
         """Revision id and arrival on the clock of the event loop."""
         self._numbers = itertools.count(1)
+        self._pending: list[tuple[Revision, asyncio.Future[RecoveryPlan | None]]] = []
         self._waiters: set[asyncio.Future[None]] = set()
         self._driver = Driver(
             machine, None, run_id=self.id, n_slots=session.n_slots, loss=session.loss, on_change=self._notify
@@ -223,29 +228,47 @@ class Run:
             revision = path
         else:
             artifact, inner = parse_path(path)
-            revision = Revision(id or f"r{next(self._numbers)}", (Change(artifact, Op(op), inner, value, base),))
+            revision = Revision(id or self._fresh_id(), (Change(artifact, Op(op), inner, value, base),))
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RecoveryPlan | None] = loop.create_future()
         self._driver.held += 1
-        loop.call_soon(self._deliver, revision, answer)
+        self._pending.append((revision, answer))
+        if self.session.coalesce_s and len(self._pending) == 1:
+            loop.call_later(self.session.coalesce_s, self._deliver)
+        elif not self.session.coalesce_s:
+            loop.call_soon(self._deliver)
         return Acceptance(self, revision, answer)
 
-    def _deliver(self, revision: Revision, answer: asyncio.Future[RecoveryPlan | None]) -> None:
-        self._driver.held -= 1
-        self.revised_s.append((revision.id, asyncio.get_running_loop().time()))
-        refused = None
-        for fact in self._driver.send(ev.Revise(revision)):
-            if isinstance(fact, ev.Refused) and fact.revision == revision.id:
-                refused = fact
+    def _fresh_id(self) -> str:
+        return next(name for n in self._numbers if (name := f"r{n}") not in self.machine.revisions)
+
+    def _deliver(self) -> None:
+        """Hand pending revisions to the machine: each by itself, or together when the session coalesces."""
+        pending, self._pending = self._pending, []
+        self._driver.held -= len(pending)
+        now_s = asyncio.get_running_loop().time()
+        self.revised_s.extend((revision.id, now_s) for revision, _ in pending)
+        if self.session.coalesce_s:
+            facts = self._driver.send(ev.ReviseTogether(tuple(revision for revision, _ in pending)))
+            for revision, answer in pending:
+                self._answer(revision, answer, facts)
+            return
+        for revision, answer in pending:
+            self._answer(revision, answer, self._driver.send(ev.Revise(revision)))
+
+    def _answer(
+        self, revision: Revision, answer: asyncio.Future[RecoveryPlan | None], facts: list[ev.Instruction]
+    ) -> None:
         if answer.cancelled():
             return
-        if refused is None:
-            plan = self.plan
-            answer.set_result(plan if plan is not None and plan.revision == revision.id else None)
-            return
-        kind = getattr(errors, refused.error, errors.RevisionRefused)
-        answer.set_exception(kind(refused.message, current=refused.current))
-        answer.exception()  # an acceptance that nobody awaits is no unhandled error
+        for fact in facts:
+            if isinstance(fact, ev.Refused) and fact.revision == revision.id:
+                kind = getattr(errors, fact.error, errors.RevisionRefused)
+                answer.set_exception(kind(fact.message, current=fact.current))
+                answer.exception()  # an acceptance that nobody awaits is no unhandled error
+                return
+        applied = any(isinstance(fact, ev.Accepted) and fact.revision == revision.id for fact in facts)
+        answer.set_result(self.plan if applied else None)
 
     def cancel(self) -> None:
         """Cancel the run: nothing starts any more, and a late success changes nothing."""
