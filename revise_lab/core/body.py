@@ -17,10 +17,10 @@ from revise_lab.records.attempt import Call, Coverage
 from revise_lab.records.effect import Effect, Reversibility
 from revise_lab.records.event import Execute, Fail, Finish, Observe
 from revise_lab.records.selector import Marker, Path, Read, Selector
-from revise_lab.records.value import ABSENT, Obj, Value, canonical_text, freeze, thaw
+from revise_lab.records.value import Obj, Value, canonical_text, freeze, thaw
 from revise_lab.records.workflow import LANE, Body, Graph, Node, lanes, with_keys
 
-from .tracking import Group, Recorder, StateView
+from .tracking import Group, Recorder, StateView, thawed
 
 
 class Ask(NamedTuple):
@@ -254,9 +254,8 @@ class Execution:
         fresh, self._sent = recorded[self._sent :], len(recorded)
         if "reads" in self.node.unknown:
             return (), Coverage.UNKNOWN
-        seen = Coverage(self.recorder.coverage)
-        if seen is not Coverage.COMPLETE:
-            self._coverage = seen
+        if self.recorder.coverage is not Coverage.COMPLETE:
+            self._coverage = self.recorder.coverage
         reads = [Read(selector, observed) for selector, observed in fresh]
         if self._loss is not None:
             reads = [kept for read in reads for kept in self._lossy(read, self._loss)]
@@ -279,12 +278,10 @@ class Execution:
 
 
 def _state(graph: Graph, node: Node, order: Execute, recorder: Recorder, fetch: Callable[[str], Value]) -> Any:
-    if "reads" in node.unknown:
-        seen = {name: order.value(name) for name in (*order.inputs, *order.parents)}
-        return {name: thaw(value) for name, value in seen.items() if value is not ABSENT}
     groups: dict[str, Group] = {}
     members: set[str] = set()
-    for parent in node.parents:
+    opaque = "reads" in node.unknown
+    for parent in graph.ancestors(node.name) if opaque else node.parents:
         membership = graph.nodes[parent].membership
         if membership:
             names = [name for name in order.parents if name.startswith(f"{parent}[")]
@@ -292,6 +289,8 @@ def _state(graph: Graph, node: Node, order: Execute, recorder: Recorder, fetch: 
             keys = tuple(name[len(parent) + 1 : -1] for name in names)
             groups[parent] = Group(membership.spawner, membership.path, tuple(sorted(keys)))
     visible = [name for name in order.parents if name not in members]
+    if opaque:
+        return thawed(fetch, (*order.inputs, *order.parents), groups)
     hidden = [name for name in graph.nodes if name not in order.parents and name not in groups]
     return StateView(recorder, fetch, inputs=tuple(order.inputs), parents=visible, groups=groups, hidden=hidden)
 

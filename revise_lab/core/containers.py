@@ -6,9 +6,10 @@ rest of the two protocols is written on top of them, and a test compares it with
 What Python code reads is recorded; ``dict(x)``, ``{**x}``, ``f(**x)``, ``list(x)``, ``items()`` and ``json.dumps(x)`` cannot
 be told apart from a loop, so they record what the loop would: the members, each leaf, and the kind of each nested
 container, whose view goes on reporting. Code that looks into the C storage behind our back (``dict.get(view, key)``, an
-encoder in C) finds the same sentinels whatever the value is. It therefore learns nothing, so nothing it computes can be
-stale; touching a sentinel raises ``UntrackableRead``, but a bare size or a missing key in the storage cannot raise. Out of
-reach are private attributes, ``gc`` and frames.
+encoder in C) finds the same sentinels whatever the value is (:mod:`revise_lab.core.unread`). It therefore learns nothing,
+so nothing it computes can be stale. Touching a sentinel raises ``UntrackableRead``; a bare size or a missing key in the
+storage cannot raise, and the bare size of a list of 64 or more shows the next power of two. Out of reach are private
+attributes, ``gc`` and frames.
 """
 
 from __future__ import annotations
@@ -17,50 +18,14 @@ import operator
 from collections.abc import Callable, Iterator, KeysView
 from collections.abc import ItemsView as AbstractItems
 from collections.abc import ValuesView as AbstractValues
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-from revise_lab.errors import ReadOnlyState, UntrackableRead
+from revise_lab.errors import ReadOnlyState
 from revise_lab.records.selector import Marker, Path, Role, format_path
 from revise_lab.records.value import ABSENT, Arr, Obj, Value, step, thaw, walk
 
 from .recorder import CONTROL, Recorder
-
-_HOSTILE: Final = (
-    "eq ne lt le gt ge bool str repr format bytes hash len iter next reversed contains getitem setitem delitem call int"
-    " float complex index round trunc floor ceil neg pos abs invert add radd sub rsub mul rmul truediv rtruediv floordiv"
-    " rfloordiv mod rmod divmod rdivmod pow rpow and rand or ror xor rxor lshift rlshift rshift rrshift matmul rmatmul"
-    " enter exit await aiter anext fspath reduce reduce_ex getstate copy deepcopy dir"
-)
-
-
-def _touched(self: object, *args: object) -> NoReturn:
-    raise UntrackableRead(
-        "a C-level reader looked into the storage of a recording view, where there is nothing to see - read through the"
-        " view in Python, or hand over copy.deepcopy(view), which counts as reading all of it"
-    )
-
-
-class Unread:
-    """What the storage of a view holds in place of values: any use of it raises."""
-
-    __slots__ = ()
-    __getattr__ = _touched
-
-
-for _name in _HOSTILE.split():
-    setattr(Unread, f"__{_name}__", _touched)
-
-
-class _UnreadKey(Unread):
-    __slots__ = ()
-    __hash__ = object.__hash__
-
-
-UNREAD: Final = Unread()
-_UNREAD_KEY: Final[Any] = _UnreadKey()
-_LONG: Final = (UNREAD,) * 64
-"""Longer than the list it stands for: ``array.array`` takes the length from the storage and the items from the view, so a
-shorter one would cut it off in silence. From 64 elements on it is the next power of two."""
+from .unread import UNREAD, UNREAD_KEY, UNREADS
 
 
 class _Items(AbstractItems[str, Any]):
@@ -404,10 +369,10 @@ def deliver(recorder: Recorder, artifact: str, path: Path, value: Value) -> Any:
     view: Any
     if kind is Obj:
         view = dict.__new__(ObjView)
-        dict.__setitem__(view, _UNREAD_KEY, UNREAD)
+        dict.__setitem__(view, UNREAD_KEY, UNREAD)
     else:
         view = list.__new__(ArrView)
-        list.extend(view, _LONG if len(value) < len(_LONG) else (UNREAD,) * (1 << len(value).bit_length()))
+        list.extend(view, UNREADS if len(value) < len(UNREADS) else (UNREAD,) * (1 << len(value).bit_length()))
     view._recorder, view._artifact, view._path = recorder, artifact, path
     view._value, view._epoch, view._kids = value, recorder.epoch, ({}, {})
     return view

@@ -16,8 +16,9 @@ from revise_lab.records.attempt import Coverage
 from revise_lab.records.selector import Marker, Path, Role, Selector, evaluate
 from revise_lab.records.value import ABSENT, Arr, Value, freeze, thaw, walk
 
-from .containers import _UNREAD_KEY, UNREAD, DictView, deliver
+from .containers import DictView, deliver
 from .recorder import Fetch, Recorder
+from .unread import UNREAD, UNREAD_KEY
 
 __all__ = ["Coverage", "Fetch", "Group", "GroupView", "Recorder", "StateView", "thawed"]
 
@@ -43,7 +44,7 @@ class _Top(DictView):
         return dict.__new__(cls) if args and isinstance(args[0], Recorder) else dict(*args, **kwargs)
 
     def __init__(self, recorder: Recorder) -> None:
-        dict.__setitem__(self, _UNREAD_KEY, UNREAD)
+        dict.__setitem__(self, UNREAD_KEY, UNREAD)
         self._recorder = recorder
         self._kids = ({}, {})
 

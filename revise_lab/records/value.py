@@ -100,7 +100,7 @@ def freeze(value: object) -> Value:
 
 def _freeze(value: object, path: tuple[str | int, ...]) -> Value:
     kind = type(value)
-    if kind in (str, int, bool, Obj, Arr) or value is None or value is ABSENT:
+    if kind in (str, int, bool, Obj, Arr) or value is None or (value is ABSENT and not path):
         return value
     if kind is float:
         return 0.0 if value == 0.0 else NAN if value != value else value
@@ -181,9 +181,9 @@ def digest(value: Value) -> bytes:
     if isinstance(value, Obj | Arr):
         known = getattr(value, "_digest", None)
         if known is None:
-            known = value._digest = blake2b(canonical_text(value).encode(), digest_size=16).digest()
+            known = value._digest = blake2b(canonical_text(value).encode(errors="surrogatepass"), digest_size=16).digest()
         return known
-    return blake2b(canonical_text(value).encode(), digest_size=16).digest()
+    return blake2b(canonical_text(value).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def step(value: Value, key: str | int) -> Value:
