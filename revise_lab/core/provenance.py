@@ -45,6 +45,16 @@ class ReaderIndex:
     def __init__(self) -> None:
         self._roots: dict[str, _Spot] = {}
 
+    @property
+    def n_cells(self) -> int:
+        """How many read places are interned."""
+        stack, count = list(self._roots.values()), 0
+        while stack:
+            spot = stack.pop()
+            count += len(spot.cells)
+            stack.extend(spot.children.values())
+        return count
+
     def cell(self, selector: Selector) -> Cell:
         """Return the cell of a read place, interning it at its true last version."""
         spot = self._roots.get(selector.artifact)

@@ -1,0 +1,289 @@
+"""Randomised evidence at scale: runs against the oracle, the hindsight floor, storms of revisions, dropped reads.
+
+Everything is a function of a seed; chunks of seeds go to worker processes. A failing seed is returned with its history on
+one line, so that it can be pasted into a test.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import joblib
+import numpy as np
+
+from revise_lab.audit.auditor import audit
+from revise_lab.core.body import Ask
+from revise_lab.core.hindsight import hindsight
+from revise_lab.core.machine import Machine
+from revise_lab.lab import stats
+from revise_lab.policies import policy
+from revise_lab.records import event as ev
+from revise_lab.records.revision import Change, Op, Revision
+from revise_lab.records.selector import Marker, Selector
+from revise_lab.records.value import Value
+from revise_lab.records.workflow import Workflow
+from revise_lab.runtime.simulator import Answer, SimulatedRun, Simulator, answer_by_hash, truth_of
+from revise_lab.workloads.serving import S12
+from revise_lab.workloads.synthetic import World, WorldShape, random_world
+
+COMBINATIONS: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("restart", {}),
+    ("suffix", {}),
+    ("revise", {}),
+    ("wait", {}),
+    ("revise_plus", {}),
+    ("revise", {"check": "digest"}),
+    ("revise", {"check": "digest", "propagation": "diff"}),
+    ("revise", {"unknown": "local"}),
+    ("revise_plus", {"propagation": "descendants"}),
+    ("revise_plus", {"extension": "off"}),
+    ("suffix", {"check": "digest", "propagation": "diff"}),
+    ("suffix", {"order": "start"}),
+    ("suffix", {"order": "commit"}),
+    ("restart", {"check": "digest", "propagation": "diff"}),
+    ("wait", {"check": "digest"}),
+)
+"""Policies and switches that the randomised runs take turns with."""
+
+
+class Trial(NamedTuple):
+    """What one random run showed; ``history`` is there when something is wrong."""
+
+    policy: str
+    n_revisions: int
+    n_findings: int
+    n_differences: int
+    history: str
+
+
+def world_of(seed: int, n_revisions: int, **shape: Any) -> World:
+    """Return the random world of a seed."""
+    rng = np.random.default_rng(seed)
+    n_nodes = int(rng.integers(3, 8))
+    return random_world(rng, WorldShape(n_nodes=n_nodes, n_revisions=n_revisions, **shape))
+
+
+def run_world(
+    world: World, name: str, answer: Answer = answer_by_hash, n_slots: int | None = None, **switches: str
+) -> SimulatedRun:
+    """Run a world under a policy."""
+    return Simulator(
+        world.workflow,
+        world.inputs,
+        policy(name, **switches),
+        revisions=world.revisions,
+        duration_s=lambda ask: world.durations_s.get(ask.node.partition("[")[0], 1.0),
+        answer=answer,
+        n_slots=n_slots,
+    ).run()
+
+
+def moody() -> Answer:
+    """Return answers that differ from call to call, as those of a model that samples do."""
+    numbers = itertools.count()
+
+    def answer(ask: Ask) -> Value:
+        return f"{answer_by_hash(ask)} {next(numbers) % 3}"
+
+    return answer
+
+
+def trial(seed: int) -> Trial:
+    """Run one random world: policy, switches, slots, number of revisions and mood of the model follow from the seed."""
+    name, switches = COMBINATIONS[seed % len(COMBINATIONS)]
+    n_revisions = 1 + seed // len(COMBINATIONS) % 5
+    world = world_of(seed, n_revisions)
+    answer = moody() if seed % 4 == 0 else answer_by_hash
+    run = run_world(world, name, answer, (None, 1, 2)[seed % 3], **switches)
+    truth, differences = truth_of(run, answer)
+    findings = audit(run.machine.journal)
+    wrong = bool(findings or differences or truth.oracle_fresh)
+    label = name + "".join(f" {key}={value}" for key, value in sorted(switches.items()))
+    history = f"seed {seed}: {[*map(str, findings[:2]), *differences[:2]]}: {run.history}" if wrong else ""
+    return Trial(label, n_revisions, len(findings), len(differences) + truth.oracle_fresh, history)
+
+
+def random_runs(n: int, first_seed: int = 0, n_jobs: int = 1) -> dict[str, Any]:
+    """Run ``n`` random worlds and count what is wrong, by policy."""
+    trials = spread(trial, range(first_seed, first_seed + n), n_jobs)
+    return {
+        "runs": len(trials),
+        "revisions": sum(each.n_revisions for each in trials),
+        "findings": sum(each.n_findings for each in trials),
+        "differences": sum(each.n_differences for each in trials),
+        "by_policy": dict(sorted(Counter(each.policy for each in trials).items())),
+        "histories": [each.history for each in trials if each.history][:5],
+    }
+
+
+FLOOR_POLICIES = ("revise_plus", "revise", "suffix", "restart", "wait")
+
+
+def floor_trial(seed: int) -> list[tuple[str, int, int, int, bool]]:
+    """Return (policy, revisions, executions, floor, late read below an unsettled parent) for each policy of one world."""
+    n_revisions = 1 + seed % 3
+    world = world_of(seed, n_revisions, unknown=0.0)
+    rows: list[tuple[str, int, int, int, bool]] = []
+    floor = 0
+    for name in FLOOR_POLICIES:
+        run = run_world(world, name)
+        truth, _ = truth_of(run)
+        found = hindsight(run.machine.journal, truth)
+        floor = floor or found.floor
+        rows.append((name, n_revisions, found.executions, floor, refused_extension(run.machine)))
+    return rows
+
+
+def refused_extension(machine: Machine) -> bool:
+    """Say whether an attempt asked for a newer snapshot, was not moved, and never committed."""
+    asked = {entry.attempt for entry in machine.journal if isinstance(entry, ev.Extend)}
+    committed = {entry.attempt for entry in machine.journal if isinstance(entry, ev.Committed)}
+    return bool(asked - committed)
+
+
+def floors(n: int, first_seed: int = 0, n_jobs: int = 1) -> dict[str, Any]:
+    """Hold executions of every policy against the hindsight floor."""
+    rows = [row for rows in spread(floor_trial, range(first_seed, first_seed + n), n_jobs) for row in rows]
+    ratios = []
+    for name in FLOOR_POLICIES:
+        for count in (1, 2, 3):
+            part = [row for row in rows if row[:2] == (name, count)]
+            done, floor = sum(row[2] for row in part), sum(row[3] for row in part)
+            ratios.append({"policy": name, "revisions": count, "n": len(part), "ratio": done / max(1, floor)})
+    single = [row for row in rows if row[:2] == ("revise_plus", 1)]
+    above = [row for row in single if row[2] > row[3]]
+    return {
+        "runs": len(rows),
+        "below_floor": sum(row[2] < row[3] for row in rows),
+        "single_revision": len(single),
+        "single_above_floor": len(above),
+        "single_above_explained": sum(row[4] for row in above),
+        "ratios": ratios,
+    }
+
+
+def storm(n_revisions: int, name: str = "revise_plus") -> dict[str, Any]:
+    """Revise one run many times and look at starts, live memory and progress.
+
+    The bound on starts is one more than the revisions that reach a node.
+    """
+    flow = Workflow("storm")
+    for node, leaf in (("a", "x"), ("b", "y")):
+        flow.node(name=node, kind="model")(_reader(leaf))
+    flow.node(name="c", kind="join", after=("a", "b"))(_summary)
+    revisions = [
+        (0.37 * number, Revision(f"r{number}", (Change("in", Op.SET, ("x",), number),)))
+        for number in range(1, n_revisions + 1)
+    ]
+    simulator = Simulator(flow, {"in": {"x": 0, "y": 0}}, policy(name), revisions=revisions)
+    run = simulator.run()
+    machine = run.machine
+    reached = Counter(
+        each.node for plan in run.plans for each in plan.nodes if each.action in ("cancel", "recompute", "avoid")
+    )
+    starts = {node: node_run.n_attempts for node, node_run in machine.runs.items()}
+    return {
+        "revisions": n_revisions,
+        "starts": starts,
+        "bound": {node: 1 + reached[node] + (node == "c") * reached["a"] for node in starts},
+        "live_attempts": len(machine.attempts),
+        "cells": machine.index.n_cells,
+        "state": machine.state,
+        "differences": truth_of(run)[1],
+    }
+
+
+def _reader(leaf: str) -> Callable[..., Any]:
+    async def body(state: Any, ctx: Any) -> dict[str, Any]:
+        return {"note": (await ctx.model(f"{leaf} is {state['in'][leaf]}", max_tokens=4)).text}
+
+    return body
+
+
+async def _summary(state: Any, ctx: Any) -> dict[str, Any]:
+    return {"note": (await ctx.model(f"{state['a']['note']} and {state['b']['note']}", max_tokens=4)).text}
+
+
+class Forgetful(Simulator):
+    """A simulator whose machine is never told of some reads: what the guard is there for.
+
+    Parameters
+    ----------
+    forget : callable
+        Says of (node, selector) whether the read is kept from the machine.
+    """
+
+    def __init__(self, *args: Any, forget: Callable[[str, Selector], bool], **options: Any) -> None:
+        self._forget = forget
+        super().__init__(*args, **options)
+
+    def _send(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Observe | ev.Finish | ev.Fail):
+            node = event.attempt.rpartition("@")[0]
+            event = event._replace(reads=tuple(read for read in event.reads if not self._forget(node, read.selector)))
+        super()._send(event)
+
+
+def omission(share: float, n: int, seed: int = 0) -> stats.Interval:
+    """Drop the sole critical read in a share of runs and return the share of runs that end stale.
+
+    The identity: a run is stale exactly when its read was dropped, so the two shares must agree.
+    """
+    graph = S12.workflow(4).graph()
+    rng = np.random.default_rng([seed, round(1e6 * share)])
+    stale = 0
+    for _ in range(n):
+        dropped = bool(rng.random() < share)
+        change = Change("client", Op.SET, ("id",), "another")
+        run = Forgetful(
+            graph,
+            S12.inputs(),
+            policy("revise"),
+            revisions=[(7.5, Revision("r1", (change,)))],
+            forget=lambda node, selector, dropped=dropped: dropped and node == "account" and selector.path == ("id",),
+        ).run()
+        stale += bool(truth_of(run)[1])
+    return stats.proportion(stale, n)
+
+
+def dropped_edge(seed: int) -> bool | None:
+    """Drop one read of one node in a random world; say whether the run ends stale, ``None`` if it has no such read."""
+    world = world_of(seed, 1, unknown=0.0)
+    clean = run_world(world, "revise_plus")
+    reads = [
+        (entry.attempt.rpartition("@")[0], read.selector)
+        for entry in clean.machine.journal
+        if isinstance(entry, ev.Observe | ev.Finish)
+        for read in entry.reads
+        if read.selector.artifact in world.inputs and read.selector.marker is not Marker.KIND
+    ]
+    if not reads:
+        return None
+    node, selector = reads[seed % len(reads)]
+    run = Forgetful(
+        world.workflow,
+        world.inputs,
+        policy("revise_plus"),
+        revisions=world.revisions,
+        duration_s=lambda ask: world.durations_s.get(ask.node.partition("[")[0], 1.0),
+        forget=lambda name, other: name == node and other == selector,
+    ).run()
+    return bool(truth_of(run)[1])
+
+
+def spread(work: Callable[[int], Any], seeds: Iterable[int], n_jobs: int) -> list[Any]:
+    """Map seeds to results in chunks over processes, in order."""
+    seeds = list(seeds)
+    if n_jobs == 1:
+        return [work(seed) for seed in seeds]
+    size = max(1, len(seeds) // (8 * n_jobs))
+    chunks = [seeds[at : at + size] for at in range(0, len(seeds), size)]
+    done = joblib.Parallel(n_jobs=n_jobs)(joblib.delayed(_chunk)(work, chunk) for chunk in chunks)
+    return [result for part in done for result in part]
+
+
+def _chunk(work: Callable[[int], Any], seeds: list[int]) -> list[Any]:
+    return [work(seed) for seed in seeds]
