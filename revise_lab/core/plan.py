@@ -213,11 +213,11 @@ def assemble(view: View, decided: Decision) -> Planned:
     for run, evidence in decided.affected.items():
         done = run in view.hits or (run.current is not None and run.current.valid)
         action = Action.CANCEL if run.attempt else Action.RECOMPUTE if done else Action.AVOID
-        nodes.append((run.position, PlannedNode(run.name, action, evidence)))
+        nodes.append((run.position, PlannedNode(run.name, str(action), evidence)))
     if view.switches.propagation == "diff" and decided.scope is Scope.SUBGRAPH:
         nodes.extend(_hanging(decided.affected))
     nodes.sort(key=lambda pair: pair[0])
-    return Planned(view.revision, view.version, decided.scope, tuple(node for _, node in nodes), view.n_active)
+    return Planned(view.revision, view.version, str(decided.scope), tuple(node for _, node in nodes), view.n_active)
 
 
 def _hanging(affected: Iterable[NodeRun]) -> Iterator[tuple[tuple[int, str], PlannedNode]]:
@@ -227,7 +227,7 @@ def _hanging(affected: Iterable[NodeRun]) -> Iterator[tuple[tuple[int, str], Pla
         if run not in affected and (run.attempt or run.current):
             action = Action.CONTINUE if run.attempt else Action.REUSE
             until = tuple(parent.name for parent in run.parents if parent in reasons)
-            yield run.position, PlannedNode(run.name, action, None, until)
+            yield run.position, PlannedNode(run.name, str(action), None, until)
 
 
 def closure(direct: Mapping[NodeRun, Evidence], revision: str) -> dict[NodeRun, Evidence]:

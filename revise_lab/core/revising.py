@@ -67,7 +67,7 @@ class Revising(Settling):
     def _admit(self, revisions: Iterable[Revision]) -> tuple[list[Revision], Draft]:
         """Return the revisions that may take effect and the state that they make; say why the others may not."""
         accepted = []
-        draft = self._draft()
+        draft = self._draft(self.deferred)
         for revision in revisions:
             if revision.id in self.revisions:
                 self._say(ev.Duplicate(revision.id))
@@ -85,10 +85,10 @@ class Revising(Settling):
             accepted.append(revision)
         return accepted, draft
 
-    def _draft(self) -> Draft:
-        """Return the state as it will be once every deferred revision has been applied."""
+    def _draft(self, deferred: Iterable[Revision]) -> Draft:
+        """Return the state as it will be once the deferred revisions have been applied."""
         draft = Draft({name: (value, self.counts[name]) for name, value in self.inputs.items()}, self.overrides)
-        for revision in self.deferred:
+        for revision in deferred:
             draft = self._revised(revision, draft)
         return draft
 
@@ -97,19 +97,15 @@ class Revising(Settling):
         if not revision.changes:
             raise RevisionRefused(f"revision {revision.id!r} holds no change - give it at least one")
         inputs, overrides = dict(draft.inputs), dict(draft.overrides)
-        touched: set[str] = set()
         for change in revision.changes:
             name = change.artifact
             if change.op in (Op.OVERRIDE, Op.WITHDRAW):
                 overrides[name] = self._overridden(revision, change, overrides.get(name, ()))
                 continue
             self._check_artifact(revision, name, inputs)
-            value, count = inputs[name]
-            if name not in touched:
-                self._check_base(revision, change, count)
-                count += 1
-                touched.add(name)
-            inputs[name] = (patch(value, change), count)
+            count = draft.inputs[name][1]
+            self._check_base(revision, change, count)
+            inputs[name] = (patch(inputs[name][0], change), count + 1)
         return Draft(inputs, overrides)
 
     def _check_artifact(self, revision: Revision, name: str, inputs: Mapping[str, object]) -> None:
@@ -152,7 +148,12 @@ class Revising(Settling):
         return (*others, change)
 
     def _apply_deferred(self, revision: Revision) -> None:
-        self._apply([revision], self._revised(revision, self._draft()))
+        try:
+            draft = self._draft([revision])
+        except ReviseLabError as error:  # what it pins may have gone with the end of the turn
+            self._say(ev.Refused(revision.id, type(error).__name__, str(error), error.context.get("current")))
+        else:
+            self._apply([revision], draft)
 
     def _apply(self, revisions: list[Revision], draft: Draft) -> None:
         """Make accepted revisions current, ask the policy, and carry out its plan."""
