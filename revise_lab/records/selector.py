@@ -80,6 +80,7 @@ class Delta(NamedTuple):
         return bool(self.changed)
 
 
+_PATH: Final = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[\d+\])*")
 _TOKEN: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
@@ -95,21 +96,12 @@ def parse_path(text: str | Path) -> tuple[str, Path]:
         if not text or not isinstance(text[0], str):
             raise PathError(f"path {text!r} must begin with the name of an artifact")
         return text[0], text[1:]
-    keys: list[str | int] = []
-    at = 0
-    while at < len(text):
-        if text[at] == "." and keys:
-            at += 1
-        token = _TOKEN.match(text, at)
-        if token is None:
-            break
-        keys.append(int(token[1]) if token[1] is not None else token[2])
-        at = token.end()
-    if at != len(text) or not keys or not isinstance(keys[0], str):
+    if not _PATH.fullmatch(text):
         raise PathError(
             f"{text!r} is not a path - write it like request.items[0].name, or as a tuple when a key holds a dot"
         )
-    return keys[0], tuple(keys[1:])
+    artifact, *keys = (int(index) if index else name for index, name in _TOKEN.findall(text))
+    return str(artifact), tuple(keys)
 
 
 def format_path(artifact: str, path: Path) -> str:

@@ -68,7 +68,8 @@ class Arr(tuple[Value, ...]):
         return (freeze, (list(self),))
 
 
-_LEAVES: Final = (str, int, float, bool)
+_INT_BITS: Final = 14_280
+"""Python turns no longer integers into text unless told to, and a digest needs the text."""
 
 
 def freeze(value: object) -> Value:
@@ -100,6 +101,8 @@ def freeze(value: object) -> Value:
 
 def _freeze(value: object, path: tuple[str | int, ...]) -> Value:
     kind = type(value)
+    if kind is int and value.bit_length() > _INT_BITS:
+        _refuse("an integer of more than 4,300 digits has no text", path)
     if kind in (str, int, bool, Obj, Arr) or value is None or (value is ABSENT and not path):
         return value
     if kind is float:
