@@ -101,7 +101,7 @@ def freeze(value: object) -> Value:
 
 def _freeze(value: object, path: tuple[str | int, ...]) -> Value:
     kind = type(value)
-    if kind is int and value.bit_length() > _INT_BITS:
+    if isinstance(value, int) and value.bit_length() > _INT_BITS:
         _refuse("an integer of more than 4,300 digits has no text", path)
     if kind in (str, int, bool, Obj, Arr) or value is None or (value is ABSENT and not path):
         return value

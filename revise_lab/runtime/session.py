@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from revise_lab import errors
+from revise_lab.audit.auditor import Finding, audit
 from revise_lab.core.body import Ask, Loss
 from revise_lab.core.machine import Machine, replay
 from revise_lab.core.oracle import Truth, choices, differences, oracle
@@ -383,6 +384,10 @@ class Run:
                 why = each.evidence or f"it hangs on {', '.join(each.until)}"
                 return f"{stands}; {plan.revision} told it to {each.action}, because {why}."
         return f"{stands}; {plan.revision} changed nothing that it read, directly or through its parents."
+
+    def audit(self) -> list[Finding]:
+        """Return what the independent auditor finds in the journal: nothing, unless the protocol failed."""
+        return audit(self.machine.journal)
 
     async def check_oracle(self) -> tuple[Truth, list[str]]:
         """Compare the committed outputs with a fresh run on the final inputs; the list of differences must be empty.
