@@ -1,0 +1,14 @@
+"""The scenarios: orderings that break naive recovery, and the histories that each rule of the protocol prevents."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from revise_lab.audit.scenario import Scenario
+
+from . import flow, races, rules, structure
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    each.name: each for module in (races, structure, flow, rules) for each in module.SCENARIOS
+}
+"""Every scenario by name."""

@@ -1,0 +1,488 @@
+"""The command line: reproduce the papers, see where each value stands, check this machine.
+
+Exit codes: 0 everything asked for succeeded, 1 something failed, 2 a wrong config or argument, 130 interrupted (what was
+finished is kept).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from revise_lab.errors import ConfigError, NotebookFailed, ResultsError, ReviseLabError
+from revise_lab.lab.document import find, hint, nearest, override
+
+__all__ = ["main"]
+
+PROFILES = ("smoke", "quick", "paper")
+_LAST = "90_scorecard"
+_EPILOG = """\
+examples:
+  revise-lab list                                    what there is
+  revise-lab reproduce                               every notebook at smoke size
+  revise-lab reproduce revise_provenance --profile quick
+  revise-lab reproduce revise_serving --set grid.load=[0.7,1.0] --dry-run
+  revise-lab reproduce revise_langgraph --endpoint http://127.0.0.1:8000/v1
+  revise-lab scorecard --json
+  revise-lab verify results/runs/revise_provenance/quick-1a2b3c4d
+  revise-lab doctor
+
+profiles: what they cost on two cores without a GPU
+  smoke   seconds per notebook; every code path, too few runs to judge most rows
+  quick   about 5 minutes for everything; the shapes of the figures
+  paper   the published numbers of runs; hours, see --dry-run first
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments without the program's name; by default those of the process.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    parser = _parser()
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as leave:
+        return int(leave.code or 0)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        return int(arguments.run(arguments))
+    except KeyboardInterrupt:
+        _say("interrupted; everything finished is kept, and the same command takes up from there")
+        return 130
+    except ReviseLabError as error:
+        if arguments.traceback:
+            raise
+        _say(f"revise-lab: {error}")
+        return 2 if isinstance(error, ConfigError) else 1
+    except BrokenPipeError:  # the reader, head for instance, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="revise-lab",
+        description="Reproduce papers on revising agent workflows while they run. Everything runs offline against an "
+        "emulated endpoint unless you name another.",
+        epilog=_EPILOG,
+        formatter_class=raw,
+    )
+    parser.add_argument("--traceback", action="store_true", help="show the full traceback of an error")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, epilog=_EPILOG, formatter_class=raw)
+        sub.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        sub.set_defaults(run=run)
+        return sub
+
+    command("list", _list, "list notebooks, experiments and configs")
+    reproduce = command("reproduce", _reproduce, "run notebooks, one process each, and end with the scorecard")
+    reproduce.add_argument("names", nargs="*", metavar="NAME", help="notebook or experiment; default: all, in order")
+    reproduce.add_argument("--profile", choices=PROFILES, default="smoke", help="size of the run (default: smoke)")
+    reproduce.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="overrides",
+                           help="change a config value, for instance grid.load=[0.7,1.0]; may be repeated")  # fmt: skip
+    reproduce.add_argument("--jobs", type=_jobs, default=1, metavar="N", help="cells at once; -1: one per core")
+    reproduce.add_argument("--endpoint", default="emulated", metavar="URL",
+                           help="emulated (default), or the URL of an OpenAI-compatible endpoint")  # fmt: skip
+    reproduce.add_argument("--dry-run", action="store_true", help="say what would run and what it would cost")
+    scorecard = command("scorecard", _scorecard, "show every published value beside ours")
+    scorecard.add_argument("--json", action="store_true", help="as JSON")
+    verify = command("verify", _verify, "compare a run with another, or with the reference")
+    verify.add_argument(
+        "a", nargs="?", metavar="A", help="run folder; default: the newest complete run of each experiment"
+    )
+    verify.add_argument("b", nargs="?", metavar="B", help="run folder; default: the reference of the same experiment")
+    doctor = command("doctor", _doctor, "check Python, packages, kernel, write access, fonts and the endpoint")
+    doctor.add_argument("--endpoint", default="emulated", metavar="URL", help="emulated (default) or a URL to reach")
+    for sub in (reproduce, scorecard, verify, doctor):
+        sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: ./results")
+    return parser
+
+
+def _jobs(text: str) -> int:
+    number = int(text)
+    if number == 0 or number < -1:
+        raise argparse.ArgumentTypeError("must be a positive number, or -1 for one per core")
+    return number
+
+
+# --- list ------------------------------------------------------------------------------------------------------------
+
+
+def _list(_: argparse.Namespace) -> int:
+    from revise_lab.lab import experiments
+
+    notebooks = _notebooks()
+    for name in [*notebooks, *(name for name in experiments.names() if name not in notebooks)]:
+        kinds = [kind for kind, there in (("notebook", name in notebooks), ("config", _has_config(name)),
+                                          ("experiment", name in experiments.names())) if there]  # fmt: skip
+        print(f"{name:<28} {', '.join(kinds):<32} {_title(name)}".rstrip())
+    return 0
+
+
+def _title(name: str) -> str:
+    if name in (notebooks := _notebooks()):
+        cells = json.loads(notebooks[name].read_text(encoding="utf-8"))["cells"]
+        source = "".join(cells[0]["source"]) if cells and cells[0]["cell_type"] == "markdown" else ""
+        return source.strip().splitlines()[0].lstrip("# ") if source.strip() else ""
+    return ""
+
+
+def _notebooks() -> dict[str, Path]:
+    """Return the notebooks in the order they run in: the scorecard is last."""
+    for folder in (Path("notebooks"), Path(__file__).resolve().parents[2] / "notebooks"):
+        found = {path.stem: path.resolve() for path in sorted(folder.glob("*.ipynb"))}
+        if found:
+            return dict(sorted(found.items(), key=lambda item: (item[0] == _LAST, item[0])))
+    return {}
+
+
+def _has_config(name: str) -> bool:
+    try:
+        return find(name).is_file()
+    except ConfigError:
+        return False
+
+
+# --- reproduce -------------------------------------------------------------------------------------------------------
+
+
+def _reproduce(arguments: argparse.Namespace) -> int:
+    from revise_lab.lab.scorecard import scorecard
+
+    results = arguments.results.resolve()
+    jobs = [_Job(name, arguments, results) for name in _chosen(arguments.names)]
+    if arguments.dry_run:
+        return _dry_run(jobs, results, arguments.jobs)
+    _writable(results)
+    failed, written = [], []
+    for number, job in enumerate(jobs, 1):
+        start = time.monotonic()
+        _say(f"[{number}/{len(jobs)}] {job.name} ({arguments.profile})")
+        try:
+            written += job.run(arguments.jobs)
+            _say(f"[{number}/{len(jobs)}] {job.name} done in {time.monotonic() - start:.1f} s")
+        except ReviseLabError as error:
+            failed.append(job.name)
+            _say(f"[{number}/{len(jobs)}] {job.name} FAILED: {error}")
+    print(scorecard(results))
+    for path in written:
+        print(path)
+    if failed:
+        _say(f"{len(failed)} of {len(jobs)} failed: {', '.join(failed)}; what was finished is kept")
+    return 1 if failed else 0
+
+
+def _chosen(names: Sequence[str]) -> list[str]:
+    from revise_lab.lab import experiments
+
+    notebooks = _notebooks()
+    known = [*notebooks, *(name for name in experiments.names() if _has_config(name) and name not in notebooks)]
+    for name in names:
+        if name not in known:
+            guess = hint(nearest(name, known)) or f"; there are: {', '.join(known) or 'none'}"
+            raise ConfigError(f"no notebook or experiment is called {name!r}{guess}", name=name)
+    chosen = [name for name in known if name in names] if names else list(notebooks)
+    if not chosen:
+        raise ConfigError("there are no notebooks here; run from a checkout, or name an experiment")
+    return sorted(chosen, key=lambda name: name == _LAST)
+
+
+class _Job:
+    """One notebook, or one experiment without a notebook, with what it needs to know."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, results: Path) -> None:
+        from revise_lab.lab.config import load
+        from revise_lab.lab.notebooks import check_parameters
+
+        self.name, self.results, self.profile, self.endpoint = name, results, arguments.profile, arguments.endpoint
+        self.notebook = _notebooks().get(name)
+        self.overrides = dict(override(item) for item in arguments.overrides)
+        self.config = None
+        if _has_config(name):
+            self.overrides |= _endpoint(name, arguments.endpoint)
+            self.config = load(name, arguments.profile, self.overrides)
+        elif arguments.names and self.overrides:
+            raise ConfigError(f"'{name}' has no config, so --set changes nothing there", name=name)
+        if self.notebook is not None:
+            check_parameters(self.notebook, self.parameters(arguments.jobs))  # a slip must not wait for its turn
+
+    @property
+    def folder(self) -> Path:
+        """Where the run goes."""
+        from revise_lab.lab.results import RunFolder
+
+        if self.config is None:
+            return self.results / "runs" / self.name / self.profile
+        return RunFolder.of(self.config, self.results).path
+
+    def parameters(self, n_jobs: int) -> dict[str, Any]:
+        """Return what is injected: only names that the notebook has, so that a tour need not take them all."""
+        from revise_lab.lab.notebooks import parameters
+
+        given = {"profile": self.profile, "results_dir": str(self.results), "n_jobs": n_jobs, "endpoint": self.endpoint}
+        known = parameters(self.notebook)
+        given = {name: value for name, value in given.items() if name in known}
+        return given | {"overrides": self.overrides} if self.config is not None and self.overrides else given
+
+    def run(self, n_jobs: int) -> list[Path]:
+        """Run the notebook, or the bare sweep, and return the figures and tables it wrote."""
+        from revise_lab.lab.notebooks import declared, run_notebook
+
+        if self.notebook is None:
+            self._sweep(n_jobs)
+            return []
+        wanted, limits = declared(self.notebook)
+        if self.config is not None:
+            wanted += tuple(f"figures/{name}.{kind}" for name in self.config.figures for kind in ("pdf", "svg", "png"))
+            wanted += tuple(f"tables/{name}.{kind}" for name in self.config.tables for kind in ("tex", "csv"))
+        limit = (self.config and self.config.budget_s) or limits[self.profile]
+        run_notebook(
+            self.notebook, self.folder, self.parameters(n_jobs), timeout_s=limit, deliverables=wanted, progress=_say
+        )
+        self._check_cells()
+        return sorted(path for kind in ("figures", "tables") for path in (self.folder / kind).glob("[!.]*.*"))
+
+    def _sweep(self, n_jobs: int) -> None:
+        from revise_lab.lab import experiments
+        from revise_lab.lab.results import RunFolder
+        from revise_lab.lab.sweep import sweep
+
+        frame = sweep(self.config, self.results, n_jobs=n_jobs)
+        RunFolder(self.folder).write_values(experiments.get(self.config.experiment).values(frame))
+        self._check_cells()
+
+    def _check_cells(self) -> None:
+        from revise_lab.lab.results import RunFolder
+
+        if self.config is None:
+            return
+        run = RunFolder(self.folder)
+        manifest = run.manifest
+        if manifest["status"] != "complete":
+            raise ResultsError(f"its run is {manifest['status']}: {manifest['cells']}; see {self.folder}/manifest.json")
+        run.record_deliverables()
+
+
+def _endpoint(name: str, endpoint: str) -> dict[str, Any]:
+    from revise_lab.lab import experiments
+    from revise_lab.lab.config import load
+
+    if endpoint == "emulated":
+        return {}
+    if "://" not in endpoint:
+        raise ConfigError(f"--endpoint is {endpoint!r}, neither 'emulated' nor a URL such as http://127.0.0.1:8000/v1")
+    if "endpoint" not in experiments.get(load(name).experiment).params:
+        _say(f"{name} talks to no endpoint; --endpoint changes nothing there")
+        return {}
+    return {"fixed.endpoint": endpoint, "source": "measured"}
+
+
+def _dry_run(jobs: list[_Job], results: Path, n_jobs: int) -> int:
+    from revise_lab.lab.sweep import dry_run
+
+    for job in jobs:
+        if job.config is None:
+            print(f"{job.name}: no cells, only the notebook")
+            continue
+        costs = dry_run(job.config, results, n_jobs)
+        known = [
+            f"about {costs[name]:,.3g} {name}" for name in ("calls", "tokens", "minutes") if costs[name] is not None
+        ]
+        cells = f"{costs['cells']} cells, {costs['reusable']} of them stored, {costs['missing']} to compute"
+        print(f"{job.name}: {cells}; {', '.join(known) or 'cost unknown'} -> {job.folder}")
+    return 0
+
+
+def _writable(results: Path) -> None:
+    from revise_lab.lab.files import write_atomic
+
+    write_atomic(results / ".writable", b"").unlink()
+
+
+# --- scorecard, verify -----------------------------------------------------------------------------------------------
+
+
+def _scorecard(arguments: argparse.Namespace) -> int:
+    from revise_lab.lab.scorecard import scorecard
+
+    card = scorecard(arguments.results)
+    print(json.dumps(list(card), indent=1, ensure_ascii=False) if arguments.json else card)
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    pairs = _pairs(arguments)
+    worst = 0
+    for ours, theirs in pairs:
+        said, differs = _compare(ours, theirs)
+        print(f"{ours}\n  against {theirs}\n  {said}")
+        worst = max(worst, int(differs))
+    return worst
+
+
+def _pairs(arguments: argparse.Namespace) -> list[tuple[Path, Path]]:
+    from revise_lab.lab.results import RunFolder
+
+    if arguments.b:
+        return [(Path(arguments.a), Path(arguments.b))]
+    if arguments.a:
+        run = RunFolder(arguments.a)
+        return [(run.path, _reference(arguments.results, run.manifest))]
+    newest: dict[str, tuple[str, Path]] = {}
+    for path in sorted((arguments.results / "runs").glob("*/*/manifest.json")):
+        manifest = RunFolder(path.parent).manifest
+        if manifest["status"] == "complete" and _references(arguments.results, manifest["experiment"]):
+            entry = (str(manifest.get("finished_utc")), path.parent)
+            newest[manifest["experiment"]] = max(newest.get(manifest["experiment"], entry), entry)
+    if not newest:
+        raise ResultsError(
+            f"no complete run in {arguments.results / 'runs'} has a reference run of its experiment to be held against; "
+            "run revise-lab reproduce first, or name two run folders"
+        )
+    return [(run, _reference(arguments.results, RunFolder(run).manifest)) for _, run in newest.values()]
+
+
+def _references(results: Path, experiment: str) -> list[Path]:
+    from revise_lab.lab.scorecard import reference
+
+    return sorted(path.parent for path in (reference(results) / experiment).rglob("manifest.json"))
+
+
+def _reference(results: Path, manifest: dict[str, Any]) -> Path:
+    """Return the reference run of the same config if there is one, else the first of the experiment."""
+    from revise_lab.lab.results import RunFolder
+
+    found = _references(results, manifest["experiment"])
+    if not found:
+        raise ResultsError(f"there is no reference run of {manifest['experiment']}; name a second run folder")
+    same = [path for path in found if RunFolder(path).manifest.get("hash") == manifest["hash"]]
+    return (same or found)[0]
+
+
+def _compare(ours: Path, theirs: Path) -> tuple[str, bool]:
+    from revise_lab.lab.results import RunFolder, compare, verify
+
+    moved = compare(theirs, ours).query("moved")
+    said = [f"{row.id} moved from {row.a:.4g} to {row.b:.4g} {row.unit}" for row in moved.itertuples()]
+    same = RunFolder(ours).manifest["hash"] == RunFolder(theirs).manifest["hash"]
+    if same and list(theirs.glob("cells-*.parquet")):
+        rows = verify(theirs, ours)
+        said += [
+            f"{row.column} of cell {row.cell_id} was {row.a!r}, is {row.b!r}" for row in rows.head(10).itertuples()
+        ]
+        said += [f"and {len(rows) - 10} more" for _ in range(len(rows) > 10)]
+        agreed = "exact columns equal, values within their intervals"
+    else:
+        agreed = "values within their intervals (" + ("the reference keeps no rows" if same else "other config") + ")"
+    return "\n  ".join(said) or agreed, bool(said)
+
+
+# --- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    checks = (_check_python, _check_packages, _check_fonts, _check_kernel)
+    outcomes = [check() for check in checks]
+    outcomes += [_check_write(arguments.results), _check_endpoint(arguments.endpoint)]
+    for good, said in outcomes:
+        print(f"{'ok  ' if good else 'FAIL'} {said}")
+    return 0 if all(good for good, _ in outcomes) else 1
+
+
+def _check_python() -> tuple[bool, str]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return sys.version_info >= (3, 11), f"Python {version} (3.11 or newer is needed)"
+
+
+def _check_packages() -> tuple[bool, str]:
+    from revise_lab.lab.files import environment
+
+    seen = environment()
+    git = seen["git"] or {}
+    tree = f"commit {git['commit'][:10]}{', uncommitted changes' if git['dirty'] else ''}" if git else "no checkout"
+    return True, f"{tree}; " + ", ".join(f"{name} {version}" for name, version in seen["packages"].items())
+
+
+def _check_fonts() -> tuple[bool, str]:
+    from matplotlib import font_manager
+
+    try:
+        font_manager.findfont("DejaVu Sans", fallback_to_default=False)
+    except ValueError:
+        return False, "font DejaVu Sans is missing, so figures would differ: reinstall matplotlib"
+    return True, "font DejaVu Sans"
+
+
+def _check_kernel() -> tuple[bool, str]:
+    import tempfile
+
+    import nbformat
+
+    from revise_lab.lab.notebooks import run_notebook
+
+    cell = nbformat.v4.new_code_cell("x: int = 1  # anything", metadata={"tags": ["parameters"]})
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "probe" / "probe.ipynb"
+        path.parent.mkdir()
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+        try:
+            run_notebook(path, Path(name) / "out", {"x": 2}, timeout_s=60)
+        except NotebookFailed as error:
+            return False, f"a notebook does not run: {error}; try: pip install --force-reinstall ipykernel"
+    return True, "a notebook runs on a kernel of this Python"
+
+
+def _check_write(results: Path) -> tuple[bool, str]:
+    try:
+        _writable(results)
+    except ResultsError as error:
+        return False, str(error)
+    return True, f"results can be written to {results}"
+
+
+def _check_endpoint(endpoint: str) -> tuple[bool, str]:
+    from urllib.error import HTTPError, URLError
+    from urllib.request import urlopen
+
+    if endpoint == "emulated":
+        return True, "the endpoint is emulated, so there is nothing to reach; --endpoint URL checks a real one"
+    if not endpoint.startswith(("http://", "https://")):
+        return False, f"endpoint {endpoint!r} is neither 'emulated' nor an http(s) URL"
+    try:
+        with urlopen(f"{endpoint.rstrip('/')}/models", timeout=5) as answer:
+            names = [model["id"] for model in json.load(answer)["data"]]
+    except HTTPError as error:
+        return error.code in (
+            401,
+            403,
+        ), f"endpoint answers with HTTP {error.code} (a key in OPENAI_API_KEY may be needed)"
+    except (URLError, OSError, ValueError, KeyError, TypeError) as error:
+        return False, f"endpoint {endpoint} gives no list of models: {getattr(error, 'reason', error)}"
+    return True, f"endpoint serves {', '.join(names)}"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

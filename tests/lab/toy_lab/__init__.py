@@ -1,0 +1,1 @@
+"""Experiments for the tests of the lab, found by dotted path as those of another package would be."""
