@@ -18,6 +18,7 @@ from typing import Any
 
 from revise_lab.errors import ConfigError, NotebookFailed, ResultsError, ReviseLabError
 from revise_lab.lab.document import find, hint, nearest, override
+from revise_lab.lab.evidence import add_commands
 
 __all__ = ["main"]
 
@@ -33,6 +34,9 @@ examples:
   revise-lab scorecard --json
   revise-lab verify results/runs/revise_provenance/quick-1a2b3c4d
   revise-lab doctor
+  revise-lab explore late_read --json                every order of one scenario
+  revise-lab prove runs --n 50000 --jobs 2           random runs against the oracle and the auditor
+  revise-lab bench core --quick                      certificates, planning, views, events
 
 profiles: what they cost on two cores without a GPU
   smoke   seconds per notebook; every code path, too few runs to judge most rows
@@ -112,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("b", nargs="?", metavar="B", help="run folder; default: the reference of the same experiment")
     doctor = command("doctor", _doctor, "check Python, packages, kernel, write access, fonts and the endpoint")
     doctor.add_argument("--endpoint", default="emulated", metavar="URL", help="emulated (default) or a URL to reach")
+    add_commands(command)
     for sub in (reproduce, scorecard, verify, doctor):
         sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: ./results")
     return parser
@@ -474,7 +479,7 @@ def _check_endpoint(endpoint: str) -> tuple[bool, str]:
         return error.code in (
             401,
             403,
-        ), f"endpoint answers with HTTP {error.code} (a key in OPENAI_API_KEY may be needed)"
+        ), f"endpoint answers with HTTP {error.code} (a key in REVISE_LAB_API_KEY may be needed)"
     except (URLError, OSError, ValueError, KeyError, TypeError) as error:
         return False, f"endpoint {endpoint} gives no list of models: {getattr(error, 'reason', error)}"
     return True, f"endpoint serves {', '.join(names)}"

@@ -363,13 +363,11 @@ def _parameters_of(notebook: Any, path: Path) -> dict[str, Parameter]:
 
 
 def _is_literal(node: ast.expr | None) -> bool:
-    if node is None:
+    with suppress(ValueError):
+        if node is not None:
+            ast.literal_eval(node)
         return True
-    try:
-        ast.literal_eval(node)
-    except ValueError:
-        return False
-    return True
+    return False
 
 
 def _check_type(parameter: Parameter, value: Any, stem: str) -> None:
@@ -479,7 +477,10 @@ def _problem(outcome: dict[str, Any], private: Path, limit_s: float) -> str | No
 
 
 def _judge(notebook: Any) -> str | None:
-    code = [(number, cell) for number, cell in enumerate(_own(notebook.cells), 1) if cell.cell_type == "code"]
+    own = [
+        cell for cell in notebook.cells if not _ADDED & set(cell.metadata.get("tags", []))
+    ]  # numbered as in the template
+    code = [(number, cell) for number, cell in enumerate(own, 1) if cell.cell_type == "code"]
     for number, cell in code:
         for output in cell.outputs:
             if output.output_type == "error":
@@ -490,11 +491,6 @@ def _judge(notebook: Any) -> str | None:
         if cell.source.strip() and cell.execution_count is None:
             return f"cell {number} (`{_first_line(cell)}`) never ran"
     return None
-
-
-def _own(cells: list[Any]) -> list[Any]:
-    """Return the cells that the author wrote, so that numbers are those of the template."""
-    return [cell for cell in cells if not _ADDED & set(cell.metadata.get("tags", []))]
 
 
 def _first_line(cell: Any) -> str:

@@ -249,6 +249,14 @@ def omission(share: float, n: int, seed: int = 0) -> stats.Interval:
     return stats.proportion(stale, n)
 
 
+def omissions(n: int, seed: int = 0, n_jobs: int = 1) -> dict[str, Any]:
+    """Return the stale share at several shares of dropped reads, and that of random worlds with one read dropped."""
+    shares = {f"{100 * share:g} %": omission(share, n, seed).as_dict() for share in (0.0, 0.01, 0.05, 0.1)}
+    edges = [each for each in spread(dropped_edge, range(seed, seed + n), n_jobs) if each is not None]
+    stale = stats.proportion(sum(edges), len(edges)).as_dict()
+    return {"sole critical read dropped in": shares, "one read dropped in random worlds": stale}
+
+
 def dropped_edge(seed: int) -> bool | None:
     """Drop one read of one node in a random world; say whether the run ends stale, ``None`` if it has no such read."""
     world = world_of(seed, 1, unknown=0.0)

@@ -1,0 +1,95 @@
+"""The commands that prove and measure the machine: explore, prove, bench."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from revise_lab import draw
+from revise_lab.errors import ConfigError
+
+PROOFS = ("runs", "floor", "storm", "omission")
+
+
+def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
+    """Add the three commands to a command line."""
+    explore = command("explore", _explore, "explore scenarios in every order, and audit schedules from their journals")
+    explore.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="default: all")
+    explore.add_argument("--policy", action="append", default=[], metavar="NAME", help="default: revise, revise_plus")
+    explore.add_argument("--all-switches", action="store_true", help="every policy under every allowed combination")
+    explore.add_argument("--audit", type=int, default=0, metavar="N", help="schedules to audit in all (default: none)")
+    explore.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
+    explore.add_argument("--json", action="store_true", help="as JSON")
+    prove = command("prove", _prove, "random runs against the oracle, the floor, storms, dropped reads")
+    prove.add_argument("what", nargs="*", metavar="WHAT", help=f"of {', '.join(PROOFS)}; default: all")
+    prove.add_argument("--n", type=int, default=1000, metavar="N", help="runs of each (default: 1000)")
+    prove.add_argument("--seed", type=int, default=0, help="first seed")
+    prove.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
+    bench = command("bench", _bench, "measure the machine against its budgets: revise-lab bench core")
+    bench.add_argument("suite", choices=["core"], help="certificates, planning, views, events")
+    bench.add_argument("--rows", metavar="TEXT", help="only what holds this text")
+    bench.add_argument("--quick", action="store_true", help="small sizes, seconds instead of minutes")
+
+
+def _explore(arguments: argparse.Namespace) -> int:
+    from revise_lab.audit.scenarios import SCENARIOS
+    from revise_lab.policies import policy
+    from revise_lab.runtime.explore import combinations, explore_all
+
+    for name in arguments.scenarios:
+        if name not in SCENARIOS:
+            raise ConfigError(f"no scenario is named {name!r}; there are: {', '.join(SCENARIOS)}")
+    policies = combinations() if arguments.all_switches else [policy(name) for name in arguments.policy or _USUAL]
+    n_pairs = len(policies) * len(arguments.scenarios or SCENARIOS)
+    rows = explore_all(arguments.scenarios, policies, -(-arguments.audit // n_pairs), jobs=arguments.jobs)
+    findings = [finding for row in rows for finding in row["findings"]]
+    if arguments.json:
+        print(json.dumps({"scenarios": rows}, indent=1))
+    else:
+        head = ("name", "policy", "states", "transitions", "histories", "audited", "seconds")
+        shown = [[*(row[key] for key in head), f"{len(row['both_orders'])}/{len(row['racing_pairs'])}"] for row in rows]
+        print(draw.table_text(shown, (*head, "races in both orders")))
+        audited, histories = sum(row["audited"] for row in rows), sum(row["histories"] for row in rows)
+        print(f"{len(rows)} explorations, {audited} schedules audited, {histories:.3g} interleavings counted, not run")
+        print(*(f"FINDING {finding}" for finding in findings[:10]), f"{len(findings)} findings", sep="\n")
+    return 1 if findings else 0
+
+
+_USUAL = ("revise", "revise_plus")
+
+
+def _prove(arguments: argparse.Namespace) -> int:
+    from revise_lab.lab import proof
+
+    if unknown := set(arguments.what) - set(PROOFS):
+        raise ConfigError(f"nothing is proved by {', '.join(sorted(unknown))}; there are: {', '.join(PROOFS)}")
+    n, seed, jobs = arguments.n, arguments.seed, arguments.jobs
+    work: dict[str, Callable[[], Any]] = {
+        "runs": lambda: proof.random_runs(n, seed, jobs),
+        "floor": lambda: proof.floors(n, seed, jobs),
+        "storm": lambda: [proof.storm(k, name) for name in ("revise", "revise_plus") for k in (10, 100, min(n, 1000))],
+        "omission": lambda: proof.omissions(n, seed, jobs),
+    }
+    failed = False
+    for what in arguments.what or PROOFS:
+        started = time.monotonic()
+        found = work[what]()
+        print(f"{what} ({time.monotonic() - started:.0f} s): {json.dumps(found, indent=1, default=str)}", flush=True)
+        failed = failed or bool(what == "runs" and (found["findings"] or found["differences"]))
+        failed = failed or bool(what == "floor" and found["below_floor"])
+    return 1 if failed else 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    for folder in (Path("benchmarks"), Path(__file__).resolve().parents[2] / "benchmarks"):
+        path = folder / f"{arguments.suite}.py"
+        if path.is_file():
+            suite = runpy.run_path(str(path))
+            print(suite["render"](suite["bench_core"](arguments.rows, arguments.quick)))
+            return 0
+    raise ConfigError(f"there is no benchmarks/{arguments.suite}.py here; run from a checkout")
