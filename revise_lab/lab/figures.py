@@ -501,10 +501,10 @@ def _label_ends(ax: Axes, ends: list[tuple[float, float, PolicyStyle]]) -> None:
 
 
 def _say_source(figure: Figure, source: str) -> None:
-    if not figure.axes:
-        return
-    corner = max(figure.axes, key=lambda ax: (round(ax.get_position().y1, 2), ax.get_position().x1))
-    corner.set_title(source, loc="right", fontsize=5, color="#666666")
+    if len(figure.axes) == 1:
+        figure.axes[0].set_title(source, loc="right", fontsize=5, color="#666666")
+    elif not any(text.get_text() == source for text in figure.texts):
+        figure.text(0.998, 0.995, source, ha="right", va="top", fontsize=5, color="#666666")
 
 
 def _caption(caption: str, interval: Any, source: str, *, dirty: bool | None) -> str:
