@@ -216,7 +216,7 @@ class _Job:
 
     def __init__(self, name: str, arguments: argparse.Namespace, results: Path) -> None:
         from revise_lab.lab.config import load
-        from revise_lab.lab.notebooks import check_parameters
+        from revise_lab.lab.template import check_parameters
 
         self.name, self.results, self.profile, self.endpoint = name, results, arguments.profile, arguments.endpoint
         self.notebook = _notebooks().get(name)
@@ -241,7 +241,7 @@ class _Job:
 
     def parameters(self, n_jobs: int) -> dict[str, Any]:
         """Return what is injected: only names that the notebook has, so that a tour need not take them all."""
-        from revise_lab.lab.notebooks import parameters
+        from revise_lab.lab.template import parameters
 
         given = {"profile": self.profile, "results_dir": str(self.results), "n_jobs": n_jobs, "endpoint": self.endpoint}
         known = parameters(self.notebook)
@@ -250,7 +250,8 @@ class _Job:
 
     def run(self, n_jobs: int) -> list[Path]:
         """Run the notebook, or the bare sweep, and return the figures and tables it wrote."""
-        from revise_lab.lab.notebooks import declared, run_notebook
+        from revise_lab.lab.notebooks import run_notebook
+        from revise_lab.lab.template import declared
 
         if self.notebook is None:
             self._sweep(n_jobs)

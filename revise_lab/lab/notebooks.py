@@ -13,12 +13,8 @@ Deliverables are relative to the run's folder and may hold ``*``.
 
 from __future__ import annotations
 
-import ast
-import io
 import json
-import numbers
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -26,218 +22,22 @@ import sys
 import tempfile
 import threading
 import time
-import tokenize
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from revise_lab.errors import ConfigError, NotebookFailed
-from revise_lab.lab.document import hint, nearest
+from revise_lab.lab.template import BUDGET_S, check_parameters, declared, parameters_cell, read
 
-__all__ = ["Parameter", "check_parameters", "declared", "lint", "parameters", "plain", "run_notebook"]
+__all__ = ["run_notebook"]
 
-#: Seconds a notebook may take, by profile, unless its metadata says otherwise.
-BUDGET_S = {"smoke": 180.0, "quick": 1200.0, "paper": 86400.0}
 #: Seconds for the start of the kernel and for writing the copies, on top of the budget.
 GRACE_S = 60.0
-#: Parameters that every notebook of this project has.
-STANDARD = ("profile", "config", "seed", "results_dir", "n_jobs")
-MAX_CELLS, MAX_LINES = 12, 15
 #: A Unix socket path has room for about 100 characters; the kernel appends the number of the socket.
 _SOCKET_PATH = 90
 
-_TYPES: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool, "list": list, "dict": dict}
 _ADDED = {"injected-parameters", "papermill-error-cell-tag"}
-_FORBIDDEN = (
-    (re.compile(r"^\s*[%!]+\s*(pip|conda|mamba|uv)\b", re.M), "installs packages"),
-    (re.compile(r"^\s*%cd\b|\bchdir\s*\(", re.M), "changes the working folder"),
-    (re.compile(r"""['"](?:/[A-Za-z]|~/|[A-Za-z]:[\\/])"""), "holds an absolute path"),
-)
-
-
-class Parameter(NamedTuple):
-    """One assignment of a parameters cell.
-
-    Attributes
-    ----------
-    name, kind, help : str
-        Name, annotation (empty when there is none) and trailing comment.
-    default : str or None
-        Source of the default; None when the parameter must be given.
-    """
-
-    name: str
-    kind: str
-    help: str
-    default: str | None
-
-
-def parameters(path: str | Path) -> dict[str, Parameter]:
-    """Read the parameters of a notebook from the syntax tree of its parameters cell.
-
-    Parameters
-    ----------
-    path : str or Path
-        The notebook.
-
-    Returns
-    -------
-    dict
-        Name -> `Parameter`, in the order of the cell.
-
-    Raises
-    ------
-    ConfigError
-        If the file is no notebook, if no cell or several carry the tag ``parameters``, or if that cell is not Python.
-    """
-    return _parameters_of(_read(path), Path(path))
-
-
-def check_parameters(path: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given parameters as plain JSON values, or refuse them by name.
-
-    Parameters
-    ----------
-    path : str or Path
-        The notebook they are for.
-    given : mapping
-        Name -> value.
-
-    Returns
-    -------
-    dict
-        Ready to be injected.
-
-    Raises
-    ------
-    ConfigError
-        If a name is unknown to the notebook, a required one is missing, a value is not JSON-like, or it does not have
-        the annotated type.
-    """
-    known = parameters(path)
-    stem = Path(path).name
-    for name in given:
-        if name not in known:
-            lower = {one.lower(): one for one in known}  # X for x is the commonest slip, and no letter matches
-            near = lower.get(nearest(name.lower(), list(lower)) or "")
-            raise ConfigError(
-                f"notebook '{stem}' has no parameter {name!r}{hint(near) or '; it has ' + ', '.join(known)}",
-                parameter=name,
-                nearest=near,
-            )
-    missing = [name for name, parameter in known.items() if parameter.default is None and name not in given]
-    if missing:
-        raise ConfigError(
-            f"notebook '{stem}' needs a value for '{missing[0]}', which has no default", parameter=missing[0]
-        )
-    values = {name: plain(value, name) for name, value in given.items()}
-    for name, value in values.items():
-        _check_type(known[name], value, stem)
-    return values
-
-
-def plain(value: Any, name: str = "value") -> Any:
-    """Return a value as plain JSON types, or refuse it by name.
-
-    Parameters
-    ----------
-    value : Any
-        None, bool, number (numpy scalars included), text, list, tuple or mapping with text keys.
-    name : str
-        What to call it in the message.
-
-    Returns
-    -------
-    Any
-        None, bool, int, float, str, list or dict.
-
-    Raises
-    ------
-    ConfigError
-        For anything else, because it would reach the notebook changed or not at all.
-    """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        number = float(value)
-        if number - number != 0:
-            raise ConfigError(f"parameter '{name}' is {number}, which JSON cannot hold; pass None", parameter=name)
-        return number
-    if isinstance(value, list | tuple):
-        return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ConfigError(
-                    f"parameter '{name}' has the key {key!r}, which would turn into text; use text keys", parameter=name
-                )
-        return {str.__str__(key): plain(item, f"{name}.{key}") for key, item in value.items()}
-    if type(value).__name__ in ("bool", "bool_") and hasattr(value, "item"):  # numpy's bool is no number
-        return bool(value)
-    kind = type(value).__name__
-    text = isinstance(value, os.PathLike) or kind in ("date", "datetime")
-    remedies = {"set": "sorted(...)", "frozenset": "sorted(...)", "ndarray": ".tolist()"}
-    remedy = "str(...)" if text else remedies.get(kind, "a JSON-like value")
-    raise ConfigError(
-        f"parameter '{name}' is a {kind}, which a notebook cannot be given; pass {remedy}", parameter=name
-    )
-
-
-def declared(path: str | Path) -> tuple[tuple[str, ...], dict[str, float]]:
-    """Return the deliverables that a notebook declares and its budget in seconds per profile."""
-    meta = _read(path).metadata.get("revise_lab", {})
-    return tuple(meta.get("deliverables", ())), {**BUDGET_S, **meta.get("budget_s", {})}
-
-
-def lint(path: str | Path) -> list[str]:
-    """List what keeps a notebook from being a good template.
-
-    Parameters
-    ----------
-    path : str or Path
-        The notebook.
-
-    Returns
-    -------
-    list of str
-        One sentence per finding; empty when there is none.
-    """
-    path = Path(path)
-    notebook = _read(path)
-    found = []
-    if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
-        found.append("the kernelspec is not python3")
-    if len(notebook.cells) > MAX_CELLS:
-        found.append(f"it has {len(notebook.cells)} cells, more than {MAX_CELLS}")
-    if "papermill" in notebook.metadata or any("papermill" in cell.metadata for cell in notebook.cells):
-        found.append("it carries papermill metadata: strip it")
-    for index, cell in enumerate(notebook.cells, 1):
-        if cell.cell_type != "code":
-            continue
-        if cell.get("outputs") or cell.get("execution_count") is not None:
-            found.append(f"cell {index} has outputs: strip them")
-        lines = cell.source.count("\n") + 1
-        if lines > MAX_LINES:
-            found.append(f"cell {index} has {lines} lines, more than {MAX_LINES}: move logic into the library")
-        found += [f"cell {index} {what}" for pattern, what in _FORBIDDEN if pattern.search(cell.source)]
-    try:
-        cell = _parameters_cell(notebook, path)
-        known = _parameters_of(notebook, path)
-    except ConfigError as error:
-        return [*found, error.message]
-    found += [f"the parameters cell lacks '{name}'" for name in STANDARD if name not in known]
-    found += [f"parameter '{p.name}' has no help: put a comment behind it" for p in known.values() if not p.help]
-    found += [f"parameter '{p.name}' has no annotation" for p in known.values() if not p.kind]
-    for node in ast.parse(cell.source).body:
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or not _is_literal(node.value):
-            source = ast.unparse(node).splitlines()[0]
-            found.append(f"the parameters cell holds `{source}`: only literal values; derive after injection")
-    return found
 
 
 def run_notebook(
@@ -313,76 +113,6 @@ def run_notebook(
             raise NotebookFailed(f"notebook '{path.stem}': {problem}{where}", notebook=path.stem, copy=kept, **outcome)
         return kept
     raise AssertionError("unreachable")
-
-
-def _read(path: str | Path) -> Any:
-    import nbformat
-
-    path = Path(path)
-    try:
-        return nbformat.read(path, as_version=4)
-    except FileNotFoundError:
-        raise ConfigError(f"there is no notebook '{path}'", path=str(path)) from None
-    except Exception as error:
-        raise ConfigError(f"'{path.name}' is not a notebook: {error}", path=str(path)) from error
-
-
-def _parameters_cell(notebook: Any, path: Path) -> Any:
-    tagged = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    if len(tagged) != 1:
-        count = "no cell" if not tagged else f"{len(tagged)} cells"
-        raise ConfigError(
-            f"notebook '{path.name}' has {count} tagged 'parameters', so nothing can be injected: it would run with its "
-            "own defaults; tag exactly one cell",
-            path=str(path),
-        )
-    return tagged[0]
-
-
-def _parameters_of(notebook: Any, path: Path) -> dict[str, Parameter]:
-    source = _parameters_cell(notebook, path).source
-    try:
-        body = ast.parse(source).body
-    except SyntaxError as error:
-        raise ConfigError(f"the parameters cell of '{path.name}' is not Python: {error}", path=str(path)) from error
-    comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    found = {}
-    for node in body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        kind = ast.unparse(node.annotation) if isinstance(node, ast.AnnAssign) else ""
-        value = getattr(node, "value", None)
-        for target in targets:
-            if isinstance(target, ast.Name):
-                default = None if value is None else ast.unparse(value)
-                found[target.id] = Parameter(target.id, kind, comments.get(node.end_lineno or 0, ""), default)
-    return found
-
-
-def _is_literal(node: ast.expr | None) -> bool:
-    with suppress(ValueError):
-        if node is not None:
-            ast.literal_eval(node)
-        return True
-    return False
-
-
-def _check_type(parameter: Parameter, value: Any, stem: str) -> None:
-    allowed = [part.split("[")[0].strip() for part in parameter.kind.split("|")]
-    if not parameter.kind or any(part not in _TYPES and part != "None" for part in allowed):
-        return
-    for part in allowed:
-        fits = value is None if part == "None" else isinstance(value, _TYPES[part])
-        if fits and (not isinstance(value, bool) or part == "bool"):
-            return
-    raise ConfigError(
-        f"notebook '{stem}': parameter '{parameter.name}' is {value!r}, but it is declared {parameter.kind}"
-        + (f" ({parameter.help})" if parameter.help else ""),
-        parameter=parameter.name,
-    )
 
 
 @contextmanager
@@ -473,7 +203,7 @@ def _problem(outcome: dict[str, Any], private: Path, limit_s: float) -> str | No
     }
     if outcome["kind"] in said:
         return said[outcome["kind"]]
-    return _judge(_read(private / "executed.ipynb"))
+    return _judge(read(private / "executed.ipynb"))
 
 
 def _judge(notebook: Any) -> str | None:
@@ -516,7 +246,7 @@ def _keep(private: Path, folder: Path, path: Path, *, failed: bool) -> Path | No
         return None
     import nbformat
 
-    notebook = _read(executed)
+    notebook = read(executed)
     with suppress(KeyError):  # papermill records where this machine keeps its temporary files
         notebook.metadata.papermill.update(input_path=path.name, output_path="notebook.ipynb")
     stem = "notebook.failed" if failed else "notebook"
@@ -547,7 +277,7 @@ def _child(private: Path) -> None:
     signal.signal(signal.SIGTERM, on_signal)
     job = json.loads((private / "job.json").read_text(encoding="utf-8"))
     notebook = nbformat.read(job["notebook"], as_version=4)
-    tagged = notebook.cells.index(_parameters_cell(notebook, Path(job["notebook"])))
+    tagged = notebook.cells.index(parameters_cell(notebook, Path(job["notebook"])))
     state, deadline = {"started": False}, time.monotonic() + job["timeout_s"]
     config = Config()
     socket = str(private / "runtime" / "kernel")

@@ -169,20 +169,22 @@ class Simulator:
             The run came to a halt; the message holds its history.
         """
         self._start_ready()
-        while True:
-            if self.machine.closable and not self._arrivals:
-                self._send(ev.Close())
-                if self.machine.state == "closed":
-                    break
-                self._start_ready()
-            if not self._heap:
-                break
+        while not self._sealed() and self._heap:
             self._now_s, _, item = heapq.heappop(self._heap)
             self._step(item)
         self.run_.end_s = self._now_s
         if self.machine.status == "open":
             raise ReviseLabError(f"run came to a halt: {one_line(self.machine.journal)}")
         return self.run_
+
+    def _sealed(self) -> bool:
+        """Seal the run where nothing is left to do and no revision is to come."""
+        if self.machine.closable and not self._arrivals:
+            self._send(ev.Close())
+            if self.machine.state == "closed":
+                return True
+            self._start_ready()
+        return False
 
     def _at(self, at_s: float, item: Any) -> None:
         self._order += 1
@@ -262,7 +264,11 @@ class Simulator:
             return
         running.n_calls += 1
         running.span = (ask.kind, self._now_s)
-        self._at(self._now_s + self._duration_s(ask), (attempt, self._answer(ask)))
+        self._call(ask)
+
+    def _call(self, ask: Ask) -> None:
+        """Pass a boundary call on; here it takes what ``duration_s`` says."""
+        self._at(self._now_s + self._duration_s(ask), (ask.attempt, self._answer(ask)))
 
     def _ended(self, event: ev.Finish | ev.Fail) -> None:
         running = self._running.pop(event.attempt, None)

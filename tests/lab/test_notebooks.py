@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from revise_lab.errors import ConfigError, NotebookFailed
-from revise_lab.lab.notebooks import check_parameters, declared, lint, parameters, plain, run_notebook
+from revise_lab.lab.notebooks import run_notebook
+from revise_lab.lab.template import check_parameters, declared, lint, parameters, plain
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 PARAMETERS = """\
