@@ -168,6 +168,7 @@ def test_a_wrong_executor_or_number_of_jobs_is_named(config, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_two_sweeps_side_by_side_do_not_harm_each_other(config, tmp_path):
     arguments, environ = _command(tmp_path, TOY_SLEEP_S="0.05")
     both = [subprocess.Popen(arguments, env=environ, stderr=subprocess.PIPE) for _ in range(2)]
@@ -209,7 +210,9 @@ def _command(tmp_path: Path, n_jobs: int = 1, **environ: str) -> tuple[list[str]
 def _interrupt(config, tmp_path: Path, journal, what: signal.Signals, n_jobs: int = 1) -> int:
     """Start a sweep of slow cells in a process group of its own and send it a signal after some of them."""
     arguments, environ = _command(tmp_path, n_jobs, TOY_SLEEP_S="0.25")
-    process = subprocess.Popen(arguments, env=environ, start_new_session=True, stderr=subprocess.DEVNULL)
+    with (tmp_path / "stderr.txt").open("wb") as stderr:
+        environ["PYTHONFAULTHANDLER"] = "1"
+        process = subprocess.Popen(arguments, env=environ, start_new_session=True, stderr=stderr)
     run, limit = RunFolder.of(config, tmp_path / "results"), time.monotonic() + 60
     while len(run.parts.ids() if run.path.exists() else ()) < 2:
         assert process.poll() is None, "the sweep ended before it was interrupted"
@@ -232,14 +235,15 @@ def test_a_killed_sweep_resumes_to_the_same_exact_columns(config, tmp_path, jour
     assert verify(run, RunFolder.of(config, tmp_path / "whole")).empty
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2])
+@pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ctrl_c_keeps_what_is_finished(config, tmp_path, journal, n_jobs):
-    assert _interrupt(config, tmp_path, journal, signal.SIGINT, n_jobs) == 130
+    code = _interrupt(config, tmp_path, journal, signal.SIGINT, n_jobs)
     run = RunFolder.of(config, tmp_path / "results")
     manifest, kept = run.manifest, run.parts.ids()
     assert (manifest["status"], manifest["cells"]["done"]) == ("partial", len(kept))
     assert manifest["sweeps"][-1]["ended"] == "KeyboardInterrupt"
     assert 2 <= len(kept) < 12
+    assert code == 130, (tmp_path / "stderr.txt").read_text()
     before = sum(journal().values())
     quiet(config, tmp_path / "results")
     assert sum(journal().values()) - before == 12 - len(kept)
@@ -302,6 +306,16 @@ def test_a_worker_that_dies_leaves_the_finished_cells(faulty, tmp_path):
     assert run.manifest["sweeps"][-1]["ended"] == "CellFailed"
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_dask_workers_that_keep_dying_end_the_sweep(faulty, tmp_path):
+    """A local cluster gives up replacing workers; the sweep must end then, not wait."""
+    pytest.importorskip("distributed")
+    with pytest.raises(CellFailed, match=r"a worker process died|KilledWorker"):
+        quiet(faulty("die"), tmp_path, executor="dask", n_jobs=2)
+    assert RunFolder.of(faulty("die"), tmp_path).manifest["status"] in ("failed", "partial")
+
+
 # --- cost ------------------------------------------------------------------------------------------------------------
 
 
@@ -325,17 +339,16 @@ def test_minutes_come_from_earlier_sweeps_where_nothing_is_estimated(tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("limits", "computed", "says"),
+    ("executor", "limits", "computed", "says"),
     [
-        ({"max_calls": 20}, 3, "stopped by max_calls=20 after 18 calls"),
-        ({"max_calls": 5}, 0, "stopped by max_calls=5 after 0 calls"),
-        ({"max_tokens": 250}, 3, r"stopped by max_tokens=250 after \d+(\.\d+)? tokens"),
+        ("serial", {"max_calls": 20}, 3, "stopped by max_calls=20 after 18 calls"),
+        ("joblib", {"max_calls": 20}, 3, "stopped by max_calls=20 after 18 calls"),
+        ("serial", {"max_calls": 5}, 0, "stopped by max_calls=5 after 0 calls"),
+        # tokens are not estimated, so cells in flight are not foreseen; in series there are none
+        ("serial", {"max_tokens": 250}, 3, r"stopped by max_tokens=250 after \d+(\.\d+)? tokens"),
     ],
 )
-@pytest.mark.parametrize("executor", ["serial", "joblib"])
-def test_a_sweep_stops_before_a_limit_and_goes_on_later(config, tmp_path, limits, computed, says, executor):
-    if executor == "joblib" and "max_tokens" in limits:
-        pytest.skip("tokens are not estimated, so cells in flight are not foreseen")
+def test_a_sweep_stops_before_a_limit_and_goes_on_later(config, tmp_path, executor, limits, computed, says):
     with pytest.warns(UserWarning, match=f"{says}; {12 - computed} cells are left"):
         frame = quiet(config, tmp_path, executor=executor, n_jobs=1 if executor == "serial" else 2, **limits)
     assert frame["cell_id"].nunique() == computed
