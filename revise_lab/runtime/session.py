@@ -28,7 +28,7 @@ from revise_lab.core.body import Ask, Loss
 from revise_lab.core.machine import Machine, replay
 from revise_lab.core.oracle import Truth, choices, differences, oracle
 from revise_lab.core.plan import Policy, RecoveryPlan
-from revise_lab.errors import ReentrantRevision, ReviseLabError, RunCancelled, RunFailed
+from revise_lab.errors import ReentrantRevision, ReviseLabError, RevisionRefused, RunCancelled, RunFailed
 from revise_lab.policies import policy as policy_named
 from revise_lab.records import event as ev
 from revise_lab.records.revision import Change, Op, Revision
@@ -229,6 +229,8 @@ class Run:
             revision = path
         else:
             artifact, inner = parse_path(path)
+            if op not in list(Op):
+                raise RevisionRefused(f"{op!r} is no operation - use one of {', '.join(Op)}")
             revision = Revision(id or self._fresh_id(), (Change(artifact, Op(op), inner, value, base),))
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RecoveryPlan | None] = loop.create_future()
@@ -286,8 +288,9 @@ class Run:
         """
         if self.machine.state != "closed":
             raise ReviseLabError(f"run {self.id} is {self.machine.status}, not closed - revise it as it is")
-        open_journal = [entry for entry in self.machine.journal if not isinstance(entry, ev.Close)]
-        machine = replay(self.session.graph, open_journal, self.session.policy)
+        journal = self.machine.journal
+        sealed = max(at for at, entry in enumerate(journal) if isinstance(entry, ev.Close))
+        machine = replay(self.session.graph, journal[:sealed], self.session.policy)
         return Run(self.session, machine)
 
     # --- waiting ---------------------------------------------------------------------------------------------------

@@ -251,7 +251,8 @@ class Simulator:
             if not running.n_calls:
                 spent_s = self._duration_s(Ask(running.execution.order.node, attempt, "", "body", None, 0))
             if spent_s or running.execution.node.is_sync:
-                self._at(self._now_s + spent_s, event)
+                self._send(ev.Observe(attempt, event.reads, event.coverage))
+                self._at(self._now_s + spent_s, event._replace(reads=()))
             else:
                 self._ended(event)
             return

@@ -104,7 +104,7 @@ def random_world(rng: np.random.Generator, shape: WorldShape = WorldShape()) -> 
             if when[0] not in above:
                 when = None
         unknown = ("reads",) if rng.random() < shape.unknown else ()
-        own = [leaves[k] for k in rng.choice(len(leaves), int(rng.integers(0, 3)), replace=False)]
+        own = [leaves[k] for k in rng.choice(len(leaves), min(len(leaves), int(rng.integers(0, 3))), replace=False)]
         late = [leaves[int(rng.integers(0, len(leaves)))]] if rng.random() < shape.late_read else []
         modulus = shape.n_values if rng.random() < shape.collide else 1 << 30
         whole = f"a{int(rng.integers(0, shape.n_artifacts))}" if rng.random() < shape.structural else ""

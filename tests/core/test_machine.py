@@ -37,7 +37,7 @@ INPUTS = {"in": {"f": 0, "g": 0, "h": 0}}
 G1 = "start G; read G in.f; finish G; [commit G@1]"
 P1 = "start P; read P G.o; finish P; [commit P@1]"
 X1 = "start X; read X P.o; finish X; [commit X@1]"
-LEFT, RIGHT = ('{"lane": {"%s": true}}' % lane for lane in ("left", "right"))
+LEFT, RIGHT = '{"lane": {"left": true}}', '{"lane": {"right": true}}'
 R_LEFT = f"start R; read R in.f!; finish R {LEFT}; [commit R@1]"
 A1 = "start a; read a in.g; finish a; [commit a@1]"
 J_AB = "read j a.#has a.o b.#has"
@@ -540,7 +540,7 @@ BAD = {
         r"revision 'bad' was made against version 0 of 'in', which is at 1 - read version 1, decide again.*base=1",
     ),
     "gap": (Change("in", Op.SET, ("f",), 5, base=2), "StaleBase", r"against version 2 of 'in', which is at 1"),
-    "unknown artifact": (Change("inn", Op.SET, ("f",), 5), "RevisionRefused", r"no artifact is named 'inn' - inputs are in, other"),
+    "unknown artifact": (Change("inn", Op.SET, ("f",), 5), "RevisionRefused", r"no artifact is named 'inn' - inputs are in"),
     "no change": ((), "RevisionRefused", r"holds no change - give it at least one"),
     "no such place": (Change("in", Op.SET, ("f", "x"), 5), "PathError", r"in\.f is leaf and takes no set of 'x'"),
     "nothing to delete": (Change("in", Op.DELETE, ("z",)), "PathError", r"cannot delete in\.z"),
@@ -555,9 +555,8 @@ BAD = {
 @pytest.mark.parametrize("chosen", ["revise", "wait"])
 def test_a_bad_revision_is_refused_whole(play, name, together, chosen):
     change, error, message = BAD[name]
-    game = play(CHAIN, {**INPUTS, "other": {"x": 0}}, chosen)(
-        "rev in.g=1; start G; read G in.f; finish G; start P; read P G.o in.h"
-    )
+    game = play(CHAIN, {**INPUTS, "other": {"x": 0}}, chosen)
+    game("rev in.g=1; start G; read G in.f; finish G; start P; read P G.o in.h")
     machine = game.machine
     before = (machine.version, dict(machine.inputs), dict(machine.counts), machine.ready(), game.outputs)
     good = [Change("other", Op.SET, ("x",), 9)] if together and change else []
@@ -618,6 +617,14 @@ def test_a_deferred_base_counts_the_revisions_before_it(play):
     assert game.outputs["A"] == {"o": ["r3"]}
 
 
+def test_a_stale_base_is_refused_wherever_it_stands_in_the_revision(play):
+    game = play("G", {"in": {"f": 0, "g": 0}})("rev in.g=1")
+    changes = (Change("in", Op.SET, ("g",), 9), Change("in", Op.SET, ("f",), 5, base=0))
+    game.machine_takes(ev.Revise(Revision("bad", changes)))
+    assert isinstance(game.told[0], ev.Refused)
+    assert game.machine.inputs == freeze({"in": {"f": 0, "g": 1}})
+
+
 # --- what is said, and the close ---
 
 
@@ -639,6 +646,25 @@ def test_under_diff_what_hangs_on_the_outcome_is_said(play):
     assert rows == [("G", "recompute", ()), ("P", "reuse", ("G",)), ("X", "continue", ("P",))]
     assert game.machine.plan.affected == ("G",)
     assert game.machine.plan.recompute_ratio == pytest.approx(1 / 3)
+
+
+def test_what_activates_a_node_is_a_control_read_of_its_certificate(play):
+    """Row 8: a lane, and a member's own entry in what spawned it."""
+    game = play(ROUTED, INPUTS)(f"{R_LEFT}; start a")
+    spawned = play(SPAWNED, INPUTS)(f"{SPAWN}; start m[b]")
+    found = {}
+    for each in (game, spawned):
+        for entry in each.machine.journal:
+            if isinstance(entry, ev.Started):
+                found[entry.node] = [(str(read.selector), read.selector.role, read.observed) for read in entry.reads]
+    assert found == {
+        "R": [], "S": [],
+        "a": [("R.lane.#has:left", "control", True)],
+        "m[b]": [("S.tasks.#has:b", "control", True)],
+    }  # fmt: skip
+    certificate = game.machine.attempts["a@1"].certificate
+    assert [str(selector) for selector in certificate.selectors] == ["R.lane.#has:left"]
+    assert (certificate.v_start, certificate.parents) == (1, (("R", "R@1"),))
 
 
 def test_revisions_and_commits_draw_from_one_version_line(play):

@@ -88,6 +88,7 @@ def test_random_runs_equal_the_oracle(name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", POLICIES)
 def test_five_thousand_random_runs_equal_the_oracle(name, capsys):
     count = sum(one_run(seed, name) is not None for seed in range(150, 1400))

@@ -153,7 +153,7 @@ class Against(RuleBasedStateMachine):
             self.send(ev.Extend(attempt))
 
     def go_on(self, attempt):
-        execution, steps, answer = self.bodies[attempt]
+        _, steps, answer = self.bodies[attempt]
         self.stepping = attempt
         try:
             ask = steps.send(answer)

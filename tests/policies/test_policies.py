@@ -174,9 +174,9 @@ def test_less_provenance_never_recomputes_less(name, unknown):
 def test_without_provenance_everything_runs_again(unknown, executed):
     change = Revision("r", (Change("style", Op.SET, ("tone",), "other"),))
     runs = [
-        Simulator(S12.workflow(), S12.inputs(), policy("revise", unknown=unknown), revisions=[(7.5, change)], loss=loss).run()
+        simulate(S12.workflow(), S12.inputs(), policy("revise", unknown=unknown), revisions=[(7.5, change)], loss=loss)
         for loss in (None, lambda node, selector: Coverage.UNKNOWN)
-    ]  # fmt: skip
+    ]
     assert runs[0].executed(7.5) == ("draft", "check", "merge", "answer")
     assert len(runs[1].executed(7.5)) == executed
     assert runs[1].plans[0].scope == (Scope.RESTART if unknown == "global" else Scope.SUBGRAPH)

@@ -72,9 +72,13 @@ def _member_after_member(flow):
 )
 def test_what_cannot_be_built_is_named(declare, message):
     flow = declared("a", "b < a")
-    with pytest.raises(WorkflowError, match=message):
+
+    def build():
         declare(flow)
         flow.graph()
+
+    with pytest.raises(WorkflowError, match=message):
+        build()
 
 
 def test_a_router_that_calls_out_is_refused():
