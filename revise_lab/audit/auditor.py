@@ -8,13 +8,15 @@ anomaly and shows a witness: the read, what was seen, what is there now, where i
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from revise_lab.records import event as ev
 from revise_lab.records.value import ABSENT
+
+from .plain import patched, same, shown
 
 
 class Anomaly(StrEnum):
@@ -57,7 +59,7 @@ class Finding(NamedTuple):
     """The run up to there, on one line."""
 
     def __str__(self) -> str:
-        values = f" {self.read} = {_text(self.seen)}, now {_text(self.latest)}" if self.read else ""
+        values = f" {self.read} = {self.seen!r}, now {self.latest!r}" if self.read else ""
         return (
             f"{self.anomaly}: {self.attempt}{values} (journal {', '.join(map(str, self.positions))}) - {self.history}"
         )
@@ -72,7 +74,7 @@ class _Read(NamedTuple):
     activates: bool = False
 
     def __str__(self) -> str:
-        return ".".join(map(str, (self.artifact, *self.path))) + ("" if self.marker == "value" else f" #{self.marker}")
+        return _place(self.artifact, self.path, self.marker)
 
 
 @dataclass
@@ -123,7 +125,8 @@ class Auditor:
         self._waiting: dict[str, _Attempt] = {}
         self._revisions: dict[str, Any] = {}
         self._open_revisions: dict[str, int] = {}
-        self._fresh: dict[str, bool] = {}
+        self._fresh: set[str] = set()
+        """Nodes known to be made from what is there now."""
         self._head = 0
         self._owed = ""
         """A stopped attempt whose result has just come in, until the machine says that it is discarded."""
@@ -136,9 +139,9 @@ class Auditor:
             self._find(Anomaly.LOST, self._owed)
         self._owed = ""
         self._entries.append(entry)
-        handler = _FEED.get(type(entry))
+        handler = getattr(self, f"_on_{type(entry).__name__.lower()}", None)
         if handler is not None:
-            handler(self, entry)
+            handler(entry)
 
     # --- values ----------------------------------------------------------------------------------------------------
 
@@ -160,54 +163,59 @@ class Auditor:
             positions, values = self._past.get(read.artifact, ([], []))
             index = bisect_right(positions, at)
             root = values[index - 1] if index else ABSENT
-        return _shown(root, read.path, read.marker)
+        return shown(root, read.path, read.marker)
 
     def _stale(self, attempt: _Attempt) -> Iterator[_Read]:
         return (read for read in attempt.reads if not same(self._value(read), read.seen))
 
-    def _is_fresh(self, node: str) -> bool:
-        """Say whether an artifact was made from what is there now, all the way up."""
-        known = self._fresh.get(node)
-        if known is None:
-            self._fresh[node] = True
-            attempt = self._current.get(node)
-            known = attempt is None or (
-                not any(self._stale(attempt)) and all(self._is_fresh(name) for name in _artifacts(attempt))
-            )
-            self._fresh[node] = known
-        return known
+    def _culprit(self, node: str) -> _Read | None:
+        """Return the stale read that an artifact goes back to; ``None`` when it was made from what is there now."""
+        seen: set[str] = set()
+        stack = [node]
+        while stack:
+            attempt = self._current.get(name := stack.pop())
+            if attempt is None or name in self._fresh or name in seen:
+                continue
+            seen.add(name)
+            for read in self._stale(attempt):
+                return read
+            stack.extend(read.artifact for read in attempt.reads)
+        self._fresh |= seen
+        return None
 
     def _find(
-        self, anomaly: Anomaly, attempt: str, read: _Read | None = None, at: int | None = None, latest: Any = ABSENT
+        self, anomaly: Anomaly, attempt: str, read: _Read | None = None, at: int | None = None, latest: Any = None
     ) -> None:
+        places = sorted({self._at, self._at if at is None else at})
+        seen, what = None, ""
         if read is not None:
-            at, latest = read.at, self._value(read) if latest is ABSENT else latest
-        places = (self._at,) if at is None or at == self._at else (at, self._at)
-        seen = read.seen if read is not None else None
-        latest = latest if read is not None else None
-        self.findings.append(
-            Finding(anomaly, attempt, str(read or ""), seen, latest, places, history_line(self._entries))
-        )
+            seen, what, places = read.seen, str(read), sorted({read.at, self._at})
+            latest = self._value(read) if latest is None else latest
+        self.findings.append(Finding(anomaly, attempt, what, seen, latest, tuple(places), history_line(self._entries)))
 
     # --- the run ---------------------------------------------------------------------------------------------------
 
-    def _opened(self, entry: ev.Opened) -> None:
+    def _on_opened(self, entry: ev.Opened) -> None:
         self._check = entry.switches["check"]
         for name, value in entry.inputs.items():
             self._set(name, value)
 
-    def _revise(self, entry: ev.Revise | ev.ReviseTogether) -> None:
+    def _on_revise(self, entry: ev.Revise | ev.ReviseTogether) -> None:
         arrived = (entry.revision,) if isinstance(entry, ev.Revise) else entry.revisions
         for revision in arrived:
             self._open_revisions[revision.id] = self._at
             self._revisions.setdefault(revision.id, revision)
 
-    def _answered(self, entry: ev.Refused | ev.Duplicate) -> None:
+    _on_revisetogether = _on_revise
+
+    def _on_refused(self, entry: ev.Refused | ev.Duplicate) -> None:
         self._open_revisions.pop(entry.revision, None)
         if isinstance(entry, ev.Refused):
             self._revisions.pop(entry.revision, None)
 
-    def _accepted(self, entry: ev.Accepted) -> None:
+    _on_duplicate = _on_refused
+
+    def _on_accepted(self, entry: ev.Accepted) -> None:
         self._open_revisions.pop(entry.revision, None)
         self._version(entry.version, entry.revision)
         pinned: dict[str, None] = {}
@@ -228,7 +236,7 @@ class Auditor:
 
     def _pinned(self, name: str) -> Any:
         value = self._raw[name]
-        for path, pin in self._pins.get(name, ()):
+        for path, pin in self._pins.get(name, ()) if value is not ABSENT else ():
             try:
                 value = patched(value, "set", path, pin)
             except (KeyError, IndexError, TypeError):
@@ -242,7 +250,7 @@ class Auditor:
 
     # --- attempts --------------------------------------------------------------------------------------------------
 
-    def _started(self, entry: ev.Started) -> None:
+    def _on_started(self, entry: ev.Started) -> None:
         if self._state != "open":
             self._find(Anomaly.START_REFUSED, entry.attempt)
         if entry.attempt in self._attempts:
@@ -259,25 +267,10 @@ class Auditor:
 
     def _existed(self, attempt: _Attempt) -> None:
         """Check that a snapshot is a state that existed: every parent on it was made from what is there now."""
-        for name in attempt.parents:
-            if not self._is_fresh(name):
-                self._find(Anomaly.MIXED_VERSIONS, attempt.id, *self._culprit(name))
+        for read in filter(None, map(self._culprit, attempt.parents)):
+            self._find(Anomaly.MIXED_VERSIONS, attempt.id, read)
 
-    def _culprit(self, name: str) -> tuple[_Read] | tuple[()]:
-        """Return the stale read that an artifact goes back to."""
-        seen: set[str] = set()
-        stack = [name]
-        while stack:
-            attempt = self._current.get(stack.pop())
-            if attempt is None or attempt.id in seen:
-                continue
-            seen.add(attempt.id)
-            for read in self._stale(attempt):
-                return (read,)
-            stack.extend(_artifacts(attempt))
-        return ()
-
-    def _moved(self, entry: ev.Moved) -> None:
+    def _on_moved(self, entry: ev.Moved) -> None:
         attempt = self._attempts[entry.attempt]
         attempt.at = self._at
         for read in self._stale(attempt):
@@ -293,12 +286,12 @@ class Auditor:
                 self._find(Anomaly.CONTRADICTION, attempt.id, read, latest=on_snapshot)
             attempt.reads.append(read)
 
-    def _observe(self, entry: ev.Observe) -> None:
+    def _on_observe(self, entry: ev.Observe) -> None:
         attempt = self._attempts[entry.attempt]
         if attempt.state == "running":
             self._take(attempt, entry.reads)
 
-    def _finish(self, entry: ev.Finish | ev.Fail) -> None:
+    def _on_finish(self, entry: ev.Finish | ev.Fail) -> None:
         attempt = self._attempts[entry.attempt]
         if attempt.state == "stopped":
             attempt.state, self._owed = "late", attempt.id
@@ -309,20 +302,24 @@ class Auditor:
         attempt.state = "finished"
         attempt.output = entry.output if isinstance(entry, ev.Finish) else ABSENT
 
-    def _stop(self, entry: ev.Stop) -> None:
+    _on_fail = _on_finish
+
+    def _on_stop(self, entry: ev.Stop) -> None:
         attempt = self._attempts[entry.attempt]
         if attempt.state not in ("running", "finished"):
             self._find(Anomaly.ENDED_TWICE, attempt.id, at=attempt.at)
         attempt.state = "stopped" if attempt.state == "running" else "ended"
         self._waiting.pop(attempt.id, None)
 
-    def _discarded(self, entry: ev.Discarded | ev.Stopped) -> None:
+    def _on_discarded(self, entry: ev.Discarded | ev.Stopped) -> None:
         attempt = self._attempts[entry.attempt]
         if attempt.state not in ("stopped", "late"):
             self._find(Anomaly.ENDED_TWICE, attempt.id, at=attempt.at)
         attempt.state = "ended"
 
-    def _rejected(self, entry: ev.Rejected) -> None:
+    _on_stopped = _on_discarded
+
+    def _on_rejected(self, entry: ev.Rejected) -> None:
         attempt = self._end(entry.attempt)
         if self._check == "digest" and not any(self._stale(attempt)):
             self._find(Anomaly.NEEDLESS, attempt.id, at=attempt.at)
@@ -337,7 +334,7 @@ class Auditor:
         self._waiting.pop(name, None)
         return attempt
 
-    def _concluded(self, entry: ev.Committed | ev.Failed) -> None:
+    def _on_committed(self, entry: ev.Committed | ev.Failed) -> None:
         """Check an outcome that counts: it must hold now, and so must everything that it was made from."""
         attempt = self._end(entry.attempt)
         if self._state != "open":
@@ -346,174 +343,63 @@ class Auditor:
         if stale is not None:
             self._find(Anomaly.DEAD_BRANCH if stale.activates else Anomaly.STALE_COMMIT, attempt.id, stale)
         else:
-            fresh = {name: self._is_fresh(name) for name in _artifacts(attempt) if name in self._current}
-            for name in (name for name, is_fresh in fresh.items() if not is_fresh):
-                joined = Anomaly.MIXED_VERSIONS if any(fresh.values()) else Anomaly.STALE_COMMIT
-                self._find(joined, attempt.id, *self._culprit(name))
+            made = {name: self._culprit(name) for read in attempt.reads if (name := read.artifact) in self._current}
+            for read in filter(None, made.values()):
+                self._find(Anomaly.MIXED_VERSIONS if None in made.values() else Anomaly.STALE_COMMIT, attempt.id, read)
         if isinstance(entry, ev.Committed):
             self._version(entry.version, attempt.id)
-            self._raw[attempt.node] = attempt.output
-            self._current[attempt.node] = attempt
-            self._set(attempt.node, self._pinned(attempt.node))
-        elif entry.final:
-            self._raw.pop(attempt.node, None)
-            self._current[attempt.node] = attempt
-            self._set(attempt.node, ABSENT)
+        elif not entry.final:
+            return
+        self._raw[attempt.node] = attempt.output
+        self._current[attempt.node] = attempt
+        self._set(attempt.node, self._pinned(attempt.node))
 
-    def _retracted(self, entry: ev.Retracted) -> None:
+    _on_failed = _on_committed
+
+    def _on_retracted(self, entry: ev.Retracted) -> None:
         self._version(entry.version, entry.node)
-        self._raw.pop(entry.node, None)
-        self._current.pop(entry.node, None)
+        del self._raw[entry.node], self._current[entry.node]
         self._set(entry.node, ABSENT)
 
-    def _cancelled(self, entry: ev.Cancel) -> None:
+    def _on_cancel(self, entry: ev.Cancel) -> None:
         self._state = "cancelled"
 
-    def _closed(self, entry: ev.Closed) -> None:
+    def _on_closed(self, entry: ev.Closed) -> None:
         self._state = "closed"
         for node, attempt in self._current.items():
-            for read in self._stale(attempt):
+            stale = list(self._stale(attempt))
+            for read in stale:
                 self._find(Anomaly.DEAD_BRANCH if read.activates else Anomaly.STALE_READ, attempt.id, read)
-            if not any(self._stale(attempt)) and not self._is_fresh(node):
-                self._find(Anomaly.STALE_OUTPUT, attempt.id, *self._culprit(node))
+            if not stale and (origin := self._culprit(node)):
+                self._find(Anomaly.STALE_OUTPUT, attempt.id, origin)
         for attempt in self._waiting.values():
             self._find(Anomaly.LOST, attempt.id, at=attempt.at)
         for name, at in self._open_revisions.items():
             self._find(Anomaly.LOST, name, at=at)
 
 
-_FEED: Final[dict[type, Callable[[Any, Any], None]]] = {
-    ev.Opened: Auditor._opened,
-    ev.Revise: Auditor._revise,
-    ev.ReviseTogether: Auditor._revise,
-    ev.Refused: Auditor._answered,
-    ev.Duplicate: Auditor._answered,
-    ev.Accepted: Auditor._accepted,
-    ev.Started: Auditor._started,
-    ev.Moved: Auditor._moved,
-    ev.Observe: Auditor._observe,
-    ev.Finish: Auditor._finish,
-    ev.Fail: Auditor._finish,
-    ev.Stop: Auditor._stop,
-    ev.Stopped: Auditor._discarded,
-    ev.Discarded: Auditor._discarded,
-    ev.Rejected: Auditor._rejected,
-    ev.Committed: Auditor._concluded,
-    ev.Failed: Auditor._concluded,
-    ev.Retracted: Auditor._retracted,
-    ev.Cancel: Auditor._cancelled,
-    ev.Closed: Auditor._closed,
-}
+# --- a run on one line -----------------------------------------------------------------------------------------------
 
-
-def _artifacts(attempt: _Attempt) -> set[str]:
-    return {read.artifact for read in attempt.reads}
-
-
-# --- plain values ------------------------------------------------------------------------------------------------------
-
-
-def _below(value: Any, key: str | int) -> Any:
-    if isinstance(value, dict):
-        return value.get(key, ABSENT)
-    if isinstance(value, tuple) and isinstance(key, int) and 0 <= key < len(value):
-        return value[key]
-    return ABSENT
-
-
-def _shown(value: Any, path: Iterable[str | int], marker: str) -> Any:
-    """Return what a read of a place shows: its value, whether it exists, its keys or length, or its kind."""
-    for key in path:
-        value = _below(value, key)
-    if marker == "value":
-        return value
-    if marker == "has":
-        return value is not ABSENT
-    kind = "object" if isinstance(value, dict) else "array" if isinstance(value, tuple) else "leaf"
-    kind = "absent" if value is ABSENT else kind
-    if marker == "kind" or kind in ("leaf", "absent"):
-        return kind
-    return tuple(value) if kind == "object" else len(value)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Say whether two values look the same to any program: types count, NaN equals NaN."""
-    if a is b:
-        return True
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and bool(a == b or (a != a and b != b))
-
-
-def patched(value: Any, op: str, path: Sequence[str | int], new: Any) -> Any:
-    """Return a plain value with one change of a revision made.
-
-    Raises
-    ------
-    KeyError, IndexError, TypeError
-        The place does not exist.
-    """
-    if not path:
-        return (*value, new) if op == "append" else new
-    key, *rest = path
-    if isinstance(value, dict) and isinstance(key, str):
-        others = {name: item for name, item in value.items() if name != key}
-        if rest or op == "append":
-            others[key] = patched(value[key], op, rest, new)
-        elif op != "delete":
-            others[key] = new
-        return {name: others[name] for name in sorted(others)}
-    if not isinstance(value, tuple) or not isinstance(key, int):
-        raise TypeError(key)
-    if not 0 <= key < len(value) + (op == "insert"):
-        raise IndexError(key)
-    if rest or op == "append":
-        return (*value[:key], patched(value[key], op, rest, new), *value[key + 1 :])
-    inserted = () if op in ("remove", "delete") else (new,)
-    return (*value[:key], *inserted, *value[key if op == "insert" else key + 1 :])
-
-
-def _text(value: Any) -> str:
-    return "nothing" if value is ABSENT else repr(value)
-
-
-# --- a run on one line ---------------------------------------------------------------------------------------------------
+_MOVES: Final = {"Started": "start", "Observe": "read", "Finish": "finish", "Fail": "finish"}
+_ARRIVALS: Final = {"Revise", "ReviseTogether", "Cancel", "Close"}
+_SILENT: Final = {"Opened", "Start", "Extend", "Planned", "Accepted", "Stopped", "Closed"}
 
 
 def history_line(entries: Iterable[ev.Entry]) -> str:
     """Return a journal as moves; what the machine decided stands in brackets."""
-    return "; ".join(filter(None, map(_move, entries)))
+    return "; ".join(_move(type(entry).__name__, entry) for entry in entries if type(entry).__name__ not in _SILENT)
 
 
-def _move(entry: ev.Entry) -> str:
-    match entry:
-        case ev.Started():
-            return f"start {entry.node}"
-        case ev.Observe():
-            return f"read {_node(entry.attempt)} {' '.join(map(_named, entry.reads))}"
-        case ev.Finish() | ev.Fail():
-            return f"finish {_node(entry.attempt)}"
-        case ev.Revise():
-            return f"rev {entry.revision.id}"
-        case ev.ReviseTogether():
-            return f"rev {'+'.join(each.id for each in entry.revisions)}"
-        case ev.Cancel() | ev.Close():
-            return type(entry).__name__.lower()
-        case ev.Committed() | ev.Rejected() | ev.Failed() | ev.Moved() | ev.Stop() | ev.Discarded():
-            return f"[{type(entry).__name__.lower()} {entry.attempt}]"
-        case ev.Retracted():
-            return f"[retracted {entry.node}]"
-        case ev.Refused() | ev.Duplicate() | ev.Deferred():
-            return f"[{type(entry).__name__.lower()} {entry.revision}]"
-    return ""
+def _move(kind: str, entry: Any) -> str:
+    if kind in _MOVES:
+        reads = (_place(*read.selector[:3]) for read in (entry.reads if kind == "Observe" else ()))
+        return " ".join((_MOVES[kind], entry.attempt.rpartition("@")[0], *reads))
+    if kind in _ARRIVALS:
+        arrived = [*getattr(entry, "revisions", ()), *filter(None, [getattr(entry, "revision", None)])]
+        return f"rev {'+'.join(each.id for each in arrived)}" if arrived else kind.lower()
+    who = next((getattr(entry, name) for name in ("attempt", "node", "revision") if hasattr(entry, name)), "")
+    return f"[{kind.lower()} {who}]"
 
 
-def _named(read: Any) -> str:
-    artifact, path, marker, _ = read[0]
-    return str(_Read(artifact, path, str(marker), None, 0))
-
-
-def _node(attempt: str) -> str:
-    return attempt.rpartition("@")[0]
+def _place(artifact: str, path: Iterable[str | int], marker: str) -> str:
+    return ".".join(map(str, (artifact, *path))) + ("" if marker == "value" else f" #{marker}")

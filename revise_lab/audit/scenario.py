@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from revise_lab.records.revision import Change, Op, Revision
-from revise_lab.records.selector import parse_path
+from revise_lab.records.selector import Path, parse_path
 
 FAILED: Final = "FAILED"
 """Stands in a required outcome for a node whose retries are exhausted or whose override conflicts."""
@@ -145,8 +145,19 @@ class Scenario:
     n_slots: int | None = None
     liveness: bool = False
 
+    def arrivals(self) -> dict[str, tuple[Revision, ...]]:
+        """Return what arrives by the move that it is; a revision that comes again is marked with a prime."""
+        found: dict[str, tuple[Revision, ...]] = {}
+        for each in self.revisions:
+            group = (each,) if isinstance(each, Revision) else each
+            move = "rev " + "+".join(revision.id for revision in group)
+            while move in found:
+                move += "'"
+            found[move] = group
+        return found
 
-def rev(name: str, *changes: tuple[str, Any] | tuple[str, Any, str], base: int | None = None) -> Revision:
+
+def rev(name: str, *changes: tuple[str | Path, Any] | tuple[str | Path, Any, str], base: int | None = None) -> Revision:
     """Return a revision of (path, value) pairs; a third item names the operation."""
     made = []
     for path, value, *op in changes:

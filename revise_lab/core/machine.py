@@ -299,12 +299,12 @@ class Machine(Revising):
         return tuple(run.name for run in sorted(self._ready.values(), key=lambda run: run.position))
 
     def outputs(self) -> dict[str, Value]:
-        """Return the committed output of every node that has one, overrides applied."""
-        return {
-            run.name: self.values[run.name]
-            for run in sorted(self.runs.values(), key=lambda run: run.position)
-            if run.current and run.current.outcome and run.current.outcome.error is None and not run.conflict
-        }
+        """Return the output of every node that is settled and has one, overrides applied.
+
+        What an invalid attempt left behind, or stands below a failure, is not among them.
+        """
+        runs = sorted(self.runs.values(), key=lambda run: run.position)
+        return {run.name: self.values[run.name] for run in runs if run.settled and run.current}
 
     def failures(self) -> dict[str, str]:
         """Return the error of every node whose retries are exhausted or whose override conflicts."""

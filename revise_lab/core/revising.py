@@ -159,7 +159,8 @@ class Revising(Settling):
         """Make accepted revisions current, ask the policy, and carry out its plan."""
         first = self.version
         self.version = first + len(revisions)
-        deltas = [*self._apply_inputs(revisions, draft), *self._apply_overrides(draft)]
+        pinned: list[NodeRun] = []
+        deltas = [*self._apply_inputs(revisions, draft), *self._apply_overrides(draft, pinned)]
         hits = [(delta, hit) for delta in deltas for hit in self.index.touch(delta)]
         for number, revision in enumerate(revisions, 1):
             unconditional = any(change.base is None for change in revision.changes)
@@ -174,6 +175,8 @@ class Revising(Settling):
         self.journal.append(planned)
         self.plan = RecoveryPlan(planned, self.graph)
         self._carry_out(planned)
+        for run in pinned:
+            self._sync_members(run)
 
     def _apply_inputs(self, revisions: list[Revision], draft: Draft) -> list[Delta]:
         deltas = []
@@ -187,8 +190,8 @@ class Revising(Settling):
             self.counts[name] = count
         return deltas
 
-    def _apply_overrides(self, draft: Draft) -> list[Delta]:
-        """Pin or release places of outputs, and return what that changes now."""
+    def _apply_overrides(self, draft: Draft, changed: list[NodeRun]) -> list[Delta]:
+        """Pin or release places of outputs, note whose, and return what that changes now."""
         before, self.overrides = self.overrides, dict(draft.overrides)
         deltas = []
         for name, pinned in self.overrides.items():
@@ -205,7 +208,7 @@ class Revising(Settling):
                 delta = delta_of(name, self.version, old, value, (*before.get(name, ()), *pinned))
             self.values[name] = value
             self.counts[name] = self.counts.get(name, 0) + 1
-            self._sync_members(run)
+            changed.append(run)
             self._queue(run)
             for child in run.children:
                 self._queue(child)

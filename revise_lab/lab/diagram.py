@@ -24,7 +24,9 @@ def attempt_states() -> str:
     leaving: dict[str, list[str]] = {}
     for (state, target), events in moves.items():
         leaving.setdefault(state, []).append(f"{' or '.join(events)}: {target}")
-    nodes = [(str(state), "state", str(state), "; ".join(leaving.get(str(state), ["the end"]))) for state in AttemptState]
+    nodes = [
+        (str(state), "state", str(state), "; ".join(leaving.get(str(state), ["the end"]))) for state in AttemptState
+    ]
     return draw.workflow_svg(nodes, list(moves), title="states of an attempt", legend=False)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import runpy
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from revise_lab import draw
@@ -86,10 +84,7 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    for folder in (Path("benchmarks"), Path(__file__).resolve().parents[2] / "benchmarks"):
-        path = folder / f"{arguments.suite}.py"
-        if path.is_file():
-            suite = runpy.run_path(str(path))
-            print(suite["render"](suite["bench_core"](arguments.rows, arguments.quick)))
-            return 0
-    raise ConfigError(f"there is no benchmarks/{arguments.suite}.py here; run from a checkout")
+    from revise_lab.lab.bench import bench_core, render
+
+    print(render(bench_core(arguments.rows, arguments.quick)))
+    return 0

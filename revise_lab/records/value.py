@@ -184,7 +184,9 @@ def digest(value: Value) -> bytes:
     if isinstance(value, Obj | Arr):
         known = getattr(value, "_digest", None)
         if known is None:
-            known = value._digest = blake2b(canonical_text(value).encode(errors="surrogatepass"), digest_size=16).digest()
+            known = value._digest = blake2b(
+                canonical_text(value).encode(errors="surrogatepass"), digest_size=16
+            ).digest()
         return known
     return blake2b(canonical_text(value).encode(errors="surrogatepass"), digest_size=16).digest()
 

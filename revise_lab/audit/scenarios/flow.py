@@ -70,6 +70,18 @@ SCENARIOS = (
         ),
     ),
     Scenario(
+        "flip_while_recomputing",
+        "the route goes elsewhere while a node of the old branch runs again beside the output that it had",
+        _FORK,
+        _IN,
+        (rev("r1", ("r.g", "2")), rev("r2", ("r.f", "b"))),
+        Required(
+            ({**_LANES["b"], **_out(b="2")},),
+            {"revise_plus": {"start a": (0, 2), "retract a": (0, 1)}},
+            (("rev r1", "commit R"), ("rev r2", "commit R"), ("rev r1", "start a"), ("rev r2", "read a r.g", _DIFF)),
+        ),
+    ),
+    Scenario(
         "control_read",
         "a decision that reads an input of its own: the read is control, and it is as binding as any",
         (
@@ -239,11 +251,11 @@ SCENARIOS = (
         "revisions come faster than a node can run: it starts at most once more for each of them, and commits in the end",
         (Step("A", ["r.f"]), Step("C", ["A.o"], after=("A",)), Step("B", ["r.g"])),
         _IN,
-        tuple(rev(f"r{i}", ("r.f", value)) for i, value in enumerate("bcde", 1)),
+        tuple(rev(f"r{i}", ("r.f", value)) for i, value in enumerate("bcd", 1)),
         Required(
-            (_out(A="e", B="1", C="e"),),
-            {"revise,revise_plus": {"start A": (1, 5), "start C": (1, 5), "start B": (1, 1)}},
-            (("rev r4", "start A"), ("rev r4", "commit C"), ("rev r1", "commit A"), ("rev r1", "commit B")),
+            (_out(A="d", B="1", C="d"),),
+            {"revise,revise_plus": {"start A": (1, 4), "start C": (1, 4), "start B": (1, 1)}},
+            (("rev r3", "start A"), ("rev r3", "commit C"), ("rev r1", "commit A"), ("rev r1", "commit B")),
         ),
     ),
     Scenario(
@@ -269,6 +281,19 @@ SCENARIOS = (
             {"revise_plus": {"fail A": (1, 1), "start B": (1, 1)}},
             (("rev r1", "read A r.f"),),
         ),
+    ),
+    Scenario(
+        "failure_above_waiting",
+        "a parent fails for good while its child waits for it with a finished result: the run has failed, it does not hang",
+        (Step("A", ["r.f"], _fragile), Step("C", ["r.g"], after=("A",))),
+        {"r": {"f": "good", "g": "1"}},
+        (rev("r1", ("r.f", "bad")),),
+        Required(
+            ({"A": FAILED},),
+            {"revise_plus": {"fail A": (1, 1)}},
+            (("rev r1", "read A r.f"), ("rev r1", "finish C", _DIFF)),
+        ),
+        liveness=True,
     ),
     Scenario(
         "pinned",

@@ -71,13 +71,13 @@ SCENARIOS = (
         "R4: an attempt must not move while its parent is being recomputed",
         (
             Step("P", ["r.f"], lambda f: {"a": "same", "b": f"b{f}"}),
-            Step("X", ["P.a", "r.g"], after=("P",)),
+            Step("X", ["P.a", "r.g", "P.b"], after=("P",)),
         ),
         _IN,
         (_B, _2),
         Required(
-            ({"P": {"a": "same", "b": "bb"}, **_out(X="same2")},),
-            {"revise_plus digest diff extension": {"start X": (1, 2), "move X": (0, 2)}},
+            ({"P": {"a": "same", "b": "bb"}, **_out(X="same2bb")},),
+            {"revise_plus digest diff extension": {"start X": (1, 3), "move X": (0, 2)}},
             (("rev r1", "start X"), ("rev r2", "read X r.g"), ("rev r1", "read X r.g"), ("commit P", "read X r.g")),
         ),
     ),
@@ -142,9 +142,9 @@ SCENARIOS = (
             Step("U", ["r.g", "B.o", "A.o"], after=("B",), unknown=frozenset({"reads"})),
         ),
         _IN,
-        (_B,),
+        (rev("r1", ("A.o", "pin", "override")),),
         Required(
-            (_out(A="b", B="same", U="1sameb"),),
+            (_out(A="pin", B="same", U="1samepin"),),
             {"revise_plus": {"start U": (1, 2)}},
             (("rev r1", "start U"), ("rev r1", "read U A.o"), ("rev r1", "commit U"), ("rev r1", "commit B")),
         ),
@@ -175,5 +175,22 @@ SCENARIOS = (
         ),
         n_slots=1,
         liveness=True,
+    ),
+    Scenario(
+        "parents_first",
+        "R1: what an event moves is settled parents first, or a join commits before one of them is seen to be invalid",
+        (_A, Step("Q", ["r.g"]), Step("C", ["A.o", "Q.o"], after=("A", "Q"))),
+        _IN,
+        (_B, rev("r2", ("r.f", "a"), ("r.g", "2"))),
+        Required(
+            (_out(A="a", Q="2", C="a2"),),
+            {"revise_plus diff": {"start A": (1, 3), "start Q": (1, 2), "start C": (1, 3)}},
+            (
+                ("rev r1", "commit A"),
+                ("rev r2", "commit Q"),
+                ("rev r1", "start C"),
+                ("rev r2", "read C A.o", "revise_plus diff"),
+            ),
+        ),
     ),
 )
