@@ -59,7 +59,7 @@ def fresh_run(scenario: Scenario, inputs: Mapping[str, Any], pins: Mapping[str, 
         absent = [name not in state and name not in down for name in above]
         if absent and (any if step.needs == "all" else all)(absent):
             continue
-        if step.when and step.when[0] in state and step.when[1] not in state[step.when[0]].get(LANE, {}):
+        if step.when and step.when[0] not in down and step.when[1] not in state.get(step.when[0], {}).get(LANE, {}):
             continue
         if down.intersection(above):
             down.add(step.name)

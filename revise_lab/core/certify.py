@@ -30,7 +30,8 @@ def check(attempt: Attempt, values: Mapping[str, Value], how: str) -> Evidence |
 
     Notes
     -----
-    The loop compares one number a read; only reads whose place changed since the start are evaluated again.
+    The loop compares one number a read; only reads whose place changed since the start are compared, with what the place
+    shows now.
     """
     if attempt.dropped is not None:
         return attempt.dropped
@@ -38,7 +39,7 @@ def check(attempt: Attempt, values: Mapping[str, Value], how: str) -> Evidence |
     for at, cell in enumerate(attempt.cells):
         if cell.version > start:
             selector, was = attempt.reads[at]
-            if how == "delta" or not equal(evaluate(selector, values.get(selector.artifact, ABSENT)), was):
+            if how == "delta" or not equal(cell.look(selector, values), was):
                 return Evidence("", format_path(selector.artifact, selector.path), selector)
     if how == "delta":
         for parent, consumed in attempt.parents:

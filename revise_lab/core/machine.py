@@ -14,14 +14,14 @@ was decided is in :attr:`Machine.journal`, with its evidence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from revise_lab.errors import IllegalEvent, ReviseLabError
 from revise_lab.records import event as ev
 from revise_lab.records.attempt import AttemptState, Coverage, Outcome
 from revise_lab.records.revision import Change, Revision
 from revise_lab.records.selector import Read, Selector
-from revise_lab.records.value import ABSENT, Value, digest, freeze
+from revise_lab.records.value import ABSENT, Value, digest, freeze, make
 from revise_lab.records.workflow import Graph
 
 from .certify import check, recheck
@@ -29,6 +29,10 @@ from .plan import Policy, RecoveryPlan
 from .provenance import ReaderIndex
 from .revising import Revising
 from .table import ATTEMPTS, RUN, Attempt, NodeRun
+
+# bound once: looking a member up on its class costs 0.07 us in Python 3.11, more than the decisions made with it
+_RUNNING, _FINISHED = AttemptState.RUNNING, AttemptState.FINISHED
+_COMPLETE, _UNKNOWN = Coverage.COMPLETE, Coverage.UNKNOWN
 
 
 class Machine(Revising):
@@ -90,22 +94,26 @@ class Machine(Revising):
         IllegalEvent
             The table does not allow the event in this state; nothing has changed.
         """
-        handler = _HANDLERS.get(type(event))
+        handler = _ALLOWED[self.state].get(type(event))
         if handler is None:
-            raise IllegalEvent(f"{type(event).__name__} is not an event of the machine", event=event)
-        name = type(event).__name__.lower()
-        if (self.state, name) not in RUN:
-            raise IllegalEvent(
-                f"{name} is not possible: the run is {self.state} - start a new run, or reopen this one",
-                event=event,
-                story=self.story(getattr(event, "attempt", getattr(event, "node", ""))),
-            )
+            raise self._illegal(event)
         self._out = []
         handler(self, event)
-        self._settle()
+        if self._heap or self.deferred:
+            self._settle()
         if self.validate:
             self.check_invariants()
         return self._out
+
+    def _illegal(self, event: ev.Event) -> IllegalEvent:
+        name = type(event).__name__
+        if type(event) not in _HANDLERS:
+            return IllegalEvent(f"{name} is not an event of the machine", event=event)
+        return IllegalEvent(
+            f"{name.lower()} is not possible: the run is {self.state} - start a new run, or reopen this one",
+            event=event,
+            story=self.story(getattr(event, "attempt", getattr(event, "node", ""))),
+        )
 
     # --- attempts --------------------------------------------------------------------------------------------------
 
@@ -123,25 +131,27 @@ class Machine(Revising):
         snapshot = self._snapshot(attempt_id, run)
         attempt = self.attempts[attempt_id] = self._live[attempt_id] = Attempt(attempt_id, run, self.version, snapshot)
         run.attempt = attempt
-        attempt.parents = tuple((each, each.current.id if each.current else None) for each in run.parents)
+        attempt.parents = _consumed(run)
         reads: list[Read] = []
         if run.source is not None:
             reads.append(Read(run.source[1], True))
         if "reads" in run.node.unknown:
-            attempt.coverage = Coverage.UNKNOWN
+            attempt.coverage = _UNKNOWN
             visible = (*self.inputs, *snapshot.parents)
             reads.extend(Read(Selector(name, ()), snapshot.value(name)) for name in visible)
-        names = tuple((each.name, consumed) for each, consumed in attempt.parents)
-        self.journal.extend((event, ev.Started(attempt_id, run.name, self.version, names, tuple(reads))))
-        self._record(attempt, reads)
+        names = tuple([(each.name, consumed) for each, consumed in attempt.parents])
+        self.journal += (event, make(ev.Started, (attempt_id, run.name, self.version, names, tuple(reads))))
+        if reads:
+            self._record(attempt, reads)
         self._out.append(snapshot)
-        self._queue(run)
+        run.ready = False
+        del self._ready[run.name]
 
     def _snapshot(self, attempt_id: str, run: NodeRun) -> ev.Execute:
         """Return references to all that a node may see now, and to nothing else (R5)."""
         seen = self.ancestors(run) if "reads" in run.node.unknown else run.parents
         parents = {parent.name: self.values.get(parent.name, ABSENT) for parent in seen}
-        return ev.Execute(attempt_id, run.name, run.key, self.version, self.inputs, parents)
+        return make(ev.Execute, (attempt_id, run.name, run.key, self.version, self.inputs, parents))
 
     def _on_extend(self, event: ev.Extend) -> None:
         """Move an attempt to the newest state if all its reads so far hold there and its parents are settled (R4)."""
@@ -151,16 +161,16 @@ class Machine(Revising):
         if (
             self.switches.extension == "on"
             and old is not None
-            and attempt.coverage is Coverage.COMPLETE
+            and attempt.coverage is _COMPLETE
             and attempt.valid
-            and all(parent.settled for parent in run.parents)
+            and run.n_settled == len(run.parents)
         ):
             new = self._snapshot(attempt.id, run)
             if new.parents.keys() != old.parents.keys():
                 return
             attempt.snapshot = new
             attempt.v_start = self.version
-            attempt.parents = tuple((each, each.current.id if each.current else None) for each in run.parents)
+            attempt.parents = _consumed(run)
             moved = ev.Moved(attempt.id, self.version)
             self.journal.append(moved)
             self._out.append(moved)
@@ -184,12 +194,11 @@ class Machine(Revising):
     def _on_observe(self, event: ev.Observe) -> None:
         attempt = self._allowed(event.attempt, "observe")
         self.journal.append(event)
-        if attempt.state is AttemptState.RUNNING:
+        if attempt.state is _RUNNING:
             self._take(attempt, event.reads, event.coverage)
-            self._queue(attempt.run)
 
     def _on_finish(self, event: ev.Finish) -> None:
-        self._conclude(event, Outcome(freeze(event.output)), "finish")
+        self._conclude(event, make(Outcome, (freeze(event.output), None, False)), "finish")
 
     def _on_fail(self, event: ev.Fail) -> None:
         self._conclude(event, Outcome(ABSENT, event.error, event.retryable), "fail")
@@ -197,19 +206,20 @@ class Machine(Revising):
     def _conclude(self, event: ev.Finish | ev.Fail, outcome: Outcome, name: str) -> None:
         attempt = self._allowed(event.attempt, name)
         self.journal.append(event)
-        if attempt.state is not AttemptState.RUNNING:
+        if attempt.state is not _RUNNING:
             self._move(attempt, name, AttemptState.CANCELLED)
             self.attempts.pop(attempt.id)
             self._say(ev.Discarded(attempt.id))
             return
-        self._take(attempt, event.reads, event.coverage)
+        if event.reads or event.coverage is not attempt.coverage:
+            self._take(attempt, event.reads, event.coverage)
         attempt.outcome = outcome
         attempt.calls = event.calls
         if isinstance(event, ev.Finish):
             attempt.effects = event.effects
-        self._move(attempt, name, AttemptState.FINISHED)
+        self._move(attempt, name, _FINISHED)
         attempt.snapshot = None
-        self._queue(attempt.run)
+        self._visit(attempt.run)
 
     def _on_stopped(self, event: ev.Stopped) -> None:
         attempt = self._allowed(event.attempt, "stopped")
@@ -219,21 +229,23 @@ class Machine(Revising):
 
     def _take(self, attempt: Attempt, reads: Iterable[Read], coverage: Coverage) -> None:
         self._record(attempt, reads)
-        if coverage is Coverage.UNKNOWN or attempt.coverage is Coverage.COMPLETE:
+        if coverage is _UNKNOWN or attempt.coverage is _COMPLETE:
             attempt.coverage = coverage
 
     def _record(self, attempt: Attempt, reads: Iterable[Read]) -> None:
         """Add reads to an attempt's read set; a late read of a place that changed since the start is a mismatch."""
+        known, intern = self.index.cells.get, self.index.intern
+        own, cells, start = attempt.reads, attempt.cells, attempt.v_start
         for read in reads:
-            selector = read.selector
-            if selector in attempt.seen:
+            selector = read[0]
+            cell = known(selector) or intern(selector)
+            readers = cell.readers
+            if attempt in readers:
                 continue
-            attempt.seen.add(selector)
-            cell = self.index.cell(selector)
-            cell.readers[attempt] = at = len(attempt.reads)
-            attempt.reads.append(read)
-            attempt.cells.append(cell)
-            if cell.version > attempt.v_start:
+            readers[attempt] = at = len(own)
+            own.append(read)
+            cells.append(cell)
+            if cell.version > start:
                 self._mark(attempt, at, selector.path)
 
     def _allowed(self, attempt_id: str, name: str) -> Attempt:
@@ -346,6 +358,9 @@ class Machine(Revising):
             if run.active is False:
                 assert not run.current, run.name
                 assert not run.attempt, run.name
+            for count, state in ((run.n_present, True), (run.n_undecided, None)):
+                assert count == sum(parent.active is state for parent in run.parents), run.name
+            assert run.n_settled == sum(parent.settled for parent in run.parents), run.name
             if run.ready:
                 assert all(parent.settled for parent in run.parents), run.name
 
@@ -362,6 +377,15 @@ _HANDLERS: dict[type, Callable[[Machine, Any], None]] = {
     ev.Cancel: Machine._on_cancel,
     ev.Close: Machine._on_close,
 }
+_ALLOWED: Final = {
+    state: {kind: handler for kind, handler in _HANDLERS.items() if (state, kind.__name__.lower()) in RUN}
+    for state in {state for state, _ in RUN}
+}
+
+
+def _consumed(run: NodeRun) -> tuple[tuple[NodeRun, str | None], ...]:
+    """Return the parents of a node with the attempts whose outputs one sees now."""
+    return tuple([(parent, parent.current.id if parent.current else None) for parent in run.parents])
 
 
 def replay(graph: Graph, journal: Iterable[ev.Entry], policy: Policy) -> Machine:

@@ -53,12 +53,16 @@ RUN: Final[Mapping[tuple[str, str], str]] = {
 """(state of the run, event) -> the state that follows; a revision of a sealed run is answered with a refusal."""
 
 
+# bound once: looking a member up on its class costs 0.07 us in Python 3.11, more than the decisions made with it
+_RUNNING, _COMPLETE = A.RUNNING, Coverage.COMPLETE
+
+
 class Attempt:
     """One execution of a node, as the machine keeps it."""
 
     __slots__ = (
         "calls", "cells", "coverage", "dropped", "effects", "id", "mismatched", "outcome", "parents", "reads", "run",
-        "seen", "snapshot", "state", "v_commit", "v_start",
+        "snapshot", "state", "v_commit", "v_start",
     )  # fmt: skip
 
     def __init__(self, id_: str, run: NodeRun, v_start: int, snapshot: Execute) -> None:
@@ -67,11 +71,10 @@ class Attempt:
         self.v_start = v_start
         self.v_commit = 0
         self.snapshot: Execute | None = snapshot
-        self.state = A.RUNNING
+        self.state = _RUNNING
         self.reads: list[Read] = []
         self.cells: list[Cell] = []
-        self.seen: set[Selector] = set()
-        self.coverage = Coverage.COMPLETE
+        self.coverage = _COMPLETE
         self.parents: tuple[tuple[NodeRun, str | None], ...] = ()
         self.mismatched: dict[Selector, Path] = {}
         """Reads that no longer evaluate to what was observed, with the place that changed."""
@@ -92,17 +95,23 @@ class Attempt:
         """Rule R1, from the cache that the reader index keeps up to date."""
         return self.dropped is None and not self.mismatched
 
+    @property
+    def failed(self) -> bool:
+        """Whether an exception is its outcome."""
+        return self.outcome is not None and self.outcome.error is not None
+
 
 class NodeRun:
     """A node of one run: its attempts and where it stands.
 
     Invariants: ``current`` is the last committed attempt (its output is the artifact's value even while invalid);
-    ``attempt`` runs or waits; ``settled`` implies every parent settled; an inactive node has neither.
+    ``attempt`` runs or waits; ``settled`` implies every parent settled; an inactive node has neither. ``n_settled``,
+    ``n_present`` and ``n_undecided`` count the parents that are settled, active, and neither active nor inactive.
     """
 
     __slots__ = (
-        "active", "attempt", "children", "conflict", "current", "failures", "key", "n_attempts", "name", "node", "parents",
-        "position", "queued", "ready", "settled", "source",
+        "active", "attempt", "children", "conflict", "current", "failures", "key", "n_attempts", "n_present", "n_settled",
+        "n_undecided", "name", "node", "parents", "place", "position", "queued", "ready", "settled", "source",
     )  # fmt: skip
 
     def __init__(self, name: str, node: Node, position: tuple[int, str], key: str | None = None) -> None:
@@ -110,8 +119,10 @@ class NodeRun:
         self.node = node
         self.key = key
         self.position = position
+        self.place = (*position, name)
         self.parents: list[NodeRun] = []
         self.children: list[NodeRun] = []
+        self.n_settled = self.n_present = self.n_undecided = 0
         self.source: tuple[NodeRun, Selector] | None = None
         self.active: bool | None = None
         """``None`` until what decides it has committed."""
@@ -129,7 +140,7 @@ class NodeRun:
     def coverage(self) -> Coverage:
         """Coverage of the live attempt's read set."""
         live = self.attempt or self.current
-        return live.coverage if live else Coverage.COMPLETE
+        return live.coverage if live else _COMPLETE
 
     @property
     def status(self) -> str:

@@ -46,10 +46,9 @@ def unsafe(view: View) -> str:
     """
     if view.unbounded and view.changes:
         return f"edges or writes of {', '.join(view.unbounded)} are unknown"
-    if view.switches.unknown == "global":
-        incomplete = sorted(run.name for run in view.incomplete())
-        if incomplete:
-            return f"what {', '.join(incomplete)} read is not completely known"
+    if view.switches.unknown == "global" and (incomplete := view.incomplete()):
+        names = sorted(run.name for run in incomplete)
+        return f"what {', '.join(names)} read is not completely known"
     return ""
 
 

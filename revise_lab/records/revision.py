@@ -6,7 +6,7 @@ compare-and-set on the artifact's version; ``base=None`` is last-writer-wins, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -52,6 +52,10 @@ class Revision(NamedTuple):
     changes: tuple[Change, ...]
 
 
+# bound once: looking a member up on its class costs 0.07 us in Python 3.11, more than the decisions made with it
+_SET, _OVERRIDE, _APPEND, _DELETE, _INSERT, _REMOVE = Op.SET, Op.OVERRIDE, Op.APPEND, Op.DELETE, Op.INSERT, Op.REMOVE
+
+
 def patch(root: Value, change: Change) -> Value:
     """Return ``root`` with one change made; nothing else is copied than the levels on the way.
 
@@ -66,15 +70,15 @@ def patch(root: Value, change: Change) -> Value:
 def _patch(node: Value, path: Path, at: int, change: Change) -> Value:
     op = change.op
     if at == len(path):
-        if op in (Op.SET, Op.OVERRIDE):
+        if op in (_SET, _OVERRIDE):
             return freeze(change.value)
-        if op is Op.APPEND:
+        if op is _APPEND:
             if type(node) is not Arr:
                 _fail(change, at, f"is {kind_of(node)}, not a list")
             return Arr((*node, freeze(change.value)))
         _fail(change, at, f"is a whole artifact, which {op} cannot take away")
     key = path[at]
-    if at + 1 == len(path) and op is not Op.APPEND:
+    if at + 1 == len(path) and op is not _APPEND:
         return _patch_last(node, key, at, change)
     below = step(node, key)
     if below is ABSENT:
@@ -84,19 +88,19 @@ def _patch(node: Value, path: Path, at: int, change: Change) -> Value:
 
 def _patch_last(node: Value, key: str | int, at: int, change: Change) -> Value:
     op = change.op
-    if type(node) is Obj and type(key) is str and op in (Op.SET, Op.OVERRIDE, Op.DELETE):
-        if op is not Op.DELETE:
+    if type(node) is Obj and type(key) is str and op in (_SET, _OVERRIDE, _DELETE):
+        if op is not _DELETE:
             return _replaced(node, key, freeze(change.value))
         if key in node:
             return freeze({k: v for k, v in node.items() if k != key})
     if type(node) is Arr and type(key) is int:
         items, value = list(node), change.value
-        if op in (Op.SET, Op.OVERRIDE) and 0 <= key < len(items):
+        if op in (_SET, _OVERRIDE) and 0 <= key < len(items):
             items[key] = freeze(value)
             return Arr(items)
-        if op is Op.INSERT and 0 <= key <= len(items):
+        if op is _INSERT and 0 <= key <= len(items):
             return Arr((*items[:key], freeze(value), *items[key:]))
-        if op in (Op.REMOVE, Op.DELETE) and 0 <= key < len(items):
+        if op in (_REMOVE, _DELETE) and 0 <= key < len(items):
             return Arr((*items[:key], *items[key + 1 :]))
     _fail(change, at, f"is {kind_of(node)} and takes no {op} of {key!r}")
 
@@ -134,11 +138,12 @@ def delta_of(artifact: str, version: int, old: Value, new: Value, changes: Itera
     """
     changed: dict[Path, How] = {}
     resized: dict[Path, None] = {}
-    for at in _topmost(_touched(change, old) for change in changes):
-        found, containers = diff(walk(old, at), walk(new, at), at)
-        changed.update(dict(found))
+    for at in _topmost([_touched(change, old) for change in changes]):
+        before, after = walk(old, at), walk(new, at)
+        found, containers = diff(before, after, at)
+        changed.update(found)
         resized.update(dict.fromkeys(containers))
-        if at and (walk(old, at) is ABSENT) != (walk(new, at) is ABSENT):
+        if at and (before is ABSENT) != (after is ABSENT):
             resized[at[:-1]] = None
     return Delta(artifact, version, tuple(changed.items()), tuple(resized))
 
@@ -146,16 +151,19 @@ def delta_of(artifact: str, version: int, old: Value, new: Value, changes: Itera
 def _touched(change: Change, old: Value) -> Path:
     """Return the place below which a change may have altered something: the list itself where elements moved."""
     path = change.path
-    if path and isinstance(path[-1], int) and change.op in (Op.INSERT, Op.REMOVE, Op.DELETE):
+    if path and isinstance(path[-1], int) and change.op in (_INSERT, _REMOVE, _DELETE):
         path = path[:-1]
     while path and walk(old, path[:-1]) is ABSENT:
         path = path[:-1]
     return path
 
 
-def _topmost(paths: Iterable[Path]) -> list[Path]:
+def _topmost(paths: Iterable[Path]) -> Collection[Path]:
     kept: list[Path] = []
-    for path in sorted(set(paths), key=len):
+    distinct = set(paths)
+    if len(distinct) == 1:
+        return distinct
+    for path in sorted(distinct, key=len):
         if not any(path[: len(other)] == other for other in kept):
             kept.append(path)
     return kept

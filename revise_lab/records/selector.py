@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from revise_lab.errors import PathError
 
-from .value import ABSENT, Arr, Obj, Value, kind_of, walk
+from .value import ABSENT, Arr, Obj, Value, kind_of, make, walk
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -106,13 +106,19 @@ def parse_path(text: str | Path) -> tuple[str, Path]:
 
 def format_path(artifact: str, path: Path) -> str:
     """Write a path for people."""
-    return artifact + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    return artifact + "".join([f"[{key}]" if isinstance(key, int) else f".{key}" for key in path])
+
+
+# bound once: looking a member up on its class costs 0.07 us in Python 3.11, more than the decisions made with it
+_VALUE, _HAS, _MEMBERS = Marker.VALUE, Marker.HAS, Marker.MEMBERS
+_APPEARED, _GONE, _LEAF, _KIND = How.APPEARED, How.GONE, How.LEAF, How.KIND
 
 
 def evaluate(selector: Selector, root: Value) -> Value:
     """Return what ``selector`` observes on an artifact whose value is ``root``."""
+    _, path, marker, _ = selector
     value = root
-    for key in selector.path:
+    for key in path:
         kind = type(value)
         if kind is Obj:
             value = value.get(key, ABSENT)
@@ -121,12 +127,11 @@ def evaluate(selector: Selector, root: Value) -> Value:
         else:
             value = ABSENT
             break
-    marker = selector.marker
-    if marker is Marker.VALUE:
+    if marker is _VALUE:
         return value
-    if marker is Marker.HAS:
+    if marker is _HAS:
         return value is not ABSENT
-    if marker is Marker.MEMBERS:
+    if marker is _MEMBERS:
         return Arr(value) if type(value) is Obj else len(value) if type(value) is Arr else kind_of(value)
     return kind_of(value)
 
@@ -156,7 +161,7 @@ def _diff(old: Value, new: Value, at: Path, changed: list[tuple[Path, How]], res
         if before is not after:
             _diff(before, after, (*at, key), changed, resized)
     extra = [key for key in new if key not in old]
-    changed.extend(((*at, key), How.APPEARED) for key in extra)
+    changed.extend(((*at, key), _APPEARED) for key in extra)
     resized.extend((*at, key) for key in extra if type(new[key]) in (Obj, Arr))
     if extra or len(old) != len(new):
         resized.append(at)
@@ -164,16 +169,22 @@ def _diff(old: Value, new: Value, at: Path, changed: list[tuple[Path, How]], res
 
 def _how(old: Value, new: Value) -> How:
     if old is ABSENT:
-        return How.APPEARED
+        return _APPEARED
     if new is ABSENT:
-        return How.GONE
-    return How.LEAF if kind_of(old) == kind_of(new) else How.KIND
+        return _GONE
+    return _LEAF if kind_of(old) == kind_of(new) else _KIND
+
+
+_TOP: Final[tuple[Path, ...]] = ((),)
+_ALL_APPEARED: Final[tuple[tuple[Path, How], ...]] = (((), _APPEARED),)
 
 
 def delta_between(artifact: str, version: int, old: Value, new: Value) -> Delta:
     """Return the delta of an artifact whose value goes from ``old`` to ``new``."""
+    if old is ABSENT and new is not ABSENT:
+        return make(Delta, (artifact, version, _ALL_APPEARED, _TOP if type(new) in (Obj, Arr) else ()))
     changed, resized = diff(old, new)
-    return Delta(artifact, version, tuple(changed), tuple(resized))
+    return make(Delta, (artifact, version, tuple(changed), tuple(resized)))
 
 
 def meets(delta: Delta, selector: Selector) -> Path | None:
@@ -188,11 +199,11 @@ def meets(delta: Delta, selector: Selector) -> Path | None:
     path, marker = selector.path, selector.marker
     for place, how in delta.changed:
         above = place == path[: len(place)]
-        if above and marker is Marker.HAS and len(place) == len(path):
-            above = how in (How.APPEARED, How.GONE)
-        if above or (marker is Marker.VALUE and path == place[: len(path)]):
+        if above and marker is _HAS and len(place) == len(path):
+            above = how in (_APPEARED, _GONE)
+        if above or (marker is _VALUE and path == place[: len(path)]):
             return place
-    if marker is Marker.MEMBERS and path in delta.members:
+    if marker is _MEMBERS and path in delta.members:
         return path
     return None
 

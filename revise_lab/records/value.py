@@ -36,6 +36,8 @@ class Absent:
         return self
 
 
+make: Final = tuple.__new__
+"""Makes a record from a tuple of all its fields, at a third of the cost of calling its class: for what every event makes."""
 ABSENT: Final = Absent()
 NAN: Final = float("nan")
 
@@ -91,6 +93,8 @@ def freeze(value: object) -> Value:
     ValueNotCanonical
         The value, or something inside it, is not JSON-like; the message names the place.
     """
+    if type(value) is Obj or type(value) is Arr:
+        return value
     try:
         return _freeze(value, ())
     except RecursionError:

@@ -276,7 +276,8 @@ class World:
         if attempt.state is AttemptState.RUNNING:
             running = self._running[attempt.id]
             seen = tuple(running.execution.recorder.reads.items())
-            unsaid = (self.machine.index.cell(each).version > start for each, _ in seen if each not in attempt.seen)
+            said = {read.selector for read in attempt.reads}
+            unsaid = (self.machine.index.cell(each).version > start for each, _ in seen if each not in said)
             ahead = (running.next, running.ended, seen, tuple(unsaid), self._ahead(attempt, running))
         return (attempt.state, reads, attempt.dropped is None, attempt.coverage, parents, ahead)
 

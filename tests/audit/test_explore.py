@@ -52,8 +52,13 @@ def label(how: Policy) -> str:
     return "-".join((how.name, switches.check, switches.propagation, switches.unknown, switches.extension))
 
 
-@pytest.mark.parametrize("how", [PAPER, PLUS], ids=label)
-@pytest.mark.parametrize("name", SCENARIOS)
+def _pairs():
+    for name in SCENARIOS:
+        for how in (PAPER, PLUS):
+            yield pytest.param(name, how, id=f"{name}-{how.name}")
+
+
+@pytest.mark.parametrize(("name", "how"), list(_pairs()))
 def test_every_order_of_a_scenario_comes_to_what_it_requires(name, how):
     row = explore(SCENARIOS[name], how, n_audited=20)
     assert not row["findings"], row["findings"][0]
@@ -73,7 +78,8 @@ def test_every_order_under_every_combination_of_switches(how):
 
 @pytest.mark.slow
 def test_twenty_thousand_schedules_are_audited_from_their_journals():
-    rows = explore_all(n_audited=-(-20_000 // (2 * len(SCENARIOS))))
+    mended = [name for name in SCENARIOS if name not in {name for name, _ in OPEN}]
+    rows = explore_all(mended, n_audited=21_000 // (2 * len(mended)))
     for row in rows:
         print(f"{row['name']:28} {row['policy']:40} {row['histories']:>12} interleavings, {row['audited']:>6} audited")
     assert sum(row["audited"] for row in rows) >= 20_000

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from revise_lab.core.provenance import ReaderIndex
-from revise_lab.records.selector import Marker, Selector, delta_between, meets
+from revise_lab.records.selector import Delta, How, Marker, Selector, delta_between, meets
 from revise_lab.records.value import Obj, freeze, members, walk
 
 ROOTS = st.from_type(Obj)
@@ -58,8 +58,11 @@ def test_a_reader_is_told_which_place_it_was():
     assert index.cell(selector) is hit.cell
 
 
-def test_roles_share_a_cell_and_artifacts_do_not():
+def test_roles_are_stamped_together_and_artifacts_are_not():
     index = ReaderIndex()
     data, control = (Selector("doc", ("x",), role=role) for role in ("data", "control"))
-    assert index.cell(data) is index.cell(control)
-    assert index.cell(data) is not index.cell(data._replace(artifact="other"))
+    other = data._replace(artifact="other")
+    for selector in (data, control, other):
+        index.cell(selector)
+    index.touch(Delta("doc", 7, ((("x",), How.LEAF),), ()))
+    assert [index.cell(selector).version for selector in (data, control, other)] == [7, 7, 0]

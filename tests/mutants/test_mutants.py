@@ -86,9 +86,9 @@ INDEX, SETTLE, MACHINE, REVISING = (
     "core.revising:Revising",
 )
 EXTEND = f"{MACHINE}._on_extend"
-STAMP = "self._stamp(found.cells.get(Marker.MEMBERS), version, place, hits)"
-KIND = f"{INDEX}.touch", "if cell is not kept:", "if cell is not kept and cell is not spot.cells.get(Marker.KIND):"
-GATE = "elif attempt.state is AttemptState.FINISHED and above and run.active:"
+BELOW = "_stamp(at, version, place, hits)\n            for cell in at.cells:\n                if cell.marker is _VALUE:"
+KIND = f"{INDEX}.touch", "if cell.marker is not _HAS:", "if cell.marker is not _HAS and cell.marker is not _KIND:"
+GATE = "elif attempt.state is _FINISHED and above and active:"
 DIRECT = "all(each.active is False or (each.current and each.current.valid) for each in run.parents)"
 
 MUTANTS = [
@@ -96,14 +96,14 @@ MUTANTS = [
         "overlap: a change below a read does not meet it",
         PLUS,
         "member_replaced",
-        ((f"{INDEX}.touch", "self._stamp(spot.cells.get(Marker.VALUE), version, place, hits)", "pass"),),
+        ((f"{INDEX}.touch", BELOW, BELOW.partition("\n")[2].strip().replace("cell.marker is _VALUE", "False")),),
     ),
     # walking there has read the kind of every container on the way, so that this line alone is redundant
     Mutant(
         "overlap: a change above a read does not meet it",
         PLUS,
-        "ancestor_deleted",
-        ((f"{INDEX}.touch", "stack = list(spot.children.values())", "stack = []"), KIND),
+        "ancestor_replaced",
+        ((f"{INDEX}.touch", "below = list(at.children.values()) if at.children else []", "below = []"), KIND),
     ),
     Mutant(
         "diff: a container whose keys changed is not named",
@@ -136,7 +136,10 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "#members is not met by a change of the key set", PLUS, "member_deleted", ((f"{INDEX}.touch", STAMP, "pass"),)
+        "#members is not met by a change of the key set",
+        PLUS,
+        "member_deleted",
+        ((f"{INDEX}.touch", "if cell.marker is _MEMBERS:", "if False:"),),
     ),
     Mutant(
         "#kind is not met by a change of kind",
@@ -148,7 +151,7 @@ MUTANTS = [
         "#has is not met by an appearance",
         PLUS,
         "member_inserted",
-        ((f"{INDEX}.touch", "if how in (How.KIND, How.LEAF) else None", ""),),
+        ((f"{INDEX}.touch", "if how is _LEAF or how is _RETYPED:", "if True:"),),
     ),
     Mutant(
         "lock: a revision that is refused has been applied up to there",
@@ -157,8 +160,8 @@ MUTANTS = [
         (
             (
                 f"{REVISING}._revised",
-                "inputs[name] = (patch(inputs[name][0], change), count + 1)",
-                "inputs[name] = (patch(inputs[name][0], change), count + 1);"
+                "inputs[name] = (patch(inputs.get(name, before)[0], change), before[1] + 1)",
+                "inputs[name] = (patch(inputs.get(name, before)[0], change), before[1] + 1);"
                 " self.inputs = {**self.inputs, name: inputs[name][0]}",
             ),
         ),
@@ -170,8 +173,8 @@ MUTANTS = [
         (
             (
                 f"{MACHINE}._record",
-                "if selector in attempt.seen:",
-                "if selector in attempt.seen or (selector.role == 'control' and selector.marker == 'value'):",
+                "if attempt in readers:",
+                "if attempt in readers or (selector.role == 'control' and selector.marker == 'value'):",
             ),
         ),
     ),
@@ -191,13 +194,13 @@ MUTANTS = [
         "late reads are taken for unchanged",
         PAPER,
         "late_read",
-        ((f"{INDEX}.cell", "Cell(max(version, own))", "Cell(0)"),),
+        ((f"{INDEX}.intern", "at.readers = {}", "at.readers = {}; at.version = 0"),),
     ),
     Mutant(
         "a late read that does not hold is not marked",
         PLUS,
         "extension_below_unsettled",
-        ((f"{MACHINE}._record", "if cell.version > attempt.v_start:", "if False:"),),
+        ((f"{MACHINE}._record", "if cell.version > start:", "if False:"),),
     ),
     Mutant(
         "the gate at commit looks at direct parents only",
@@ -232,7 +235,7 @@ MUTANTS = [
         "extension does not wait for parents",
         PLUS,
         "extension_below_unsettled",
-        ((EXTEND, "and all(parent.settled for parent in run.parents)", ""),),
+        ((EXTEND, "and run.n_settled == len(run.parents)", ""),),
     ),
     Mutant(
         "an output commits without a version of its own",
@@ -259,8 +262,8 @@ MUTANTS = [
         (
             (
                 f"{SETTLE}._visit",
-                "if active is False and run.active is not False:",
-                "if active is False and run.active is not False and not run.attempt:",
+                "    if run.active is not False:",
+                "    if run.active is not False and not run.attempt:",
             ),
         ),
     ),
@@ -304,7 +307,7 @@ MUTANTS = [
         "children are settled before their parents",
         PLUS,
         "parents_first",
-        ((f"{SETTLE}._queue", "(run.position, run.name)", '((0, ""), run.name)'),),
+        ((f"{SETTLE}._queue", "run.place", '(0, "", run.name)'),),
     ),
     Mutant(
         "an override is lost at the recompute",
