@@ -221,7 +221,7 @@ class Simulator:
         for name in self.machine.ready():
             if self._n_slots is not None and self._busy >= self._n_slots:
                 return
-            if name in self.machine.ready():
+            if name in self.machine.runs and self.machine.runs[name].ready:
                 self._send(ev.Start(name))
 
     def _execute(self, order: ev.Execute) -> None:
