@@ -80,7 +80,7 @@ async def oracle(
         for member, key in _instances(graph, node, outputs):
             if not _activated(graph, node, outputs) or _blocked(graph, node, failures):
                 continue
-            seen = graph.ancestors(name) if "reads" in node.unknown else node.parents
+            seen = _flowing(graph, node, outputs) if "reads" in node.unknown else node.parents
             parents = {each: value for parent in seen for each, value in _outputs_of(graph, parent, outputs).items()}
             run = Execution(graph, Execute("oracle", member, key, 0, frozen, parents), perform)
             ended = await run.run()
@@ -158,6 +158,22 @@ def _outputs_of(graph: Graph, name: str, outputs: Mapping[str, Value]) -> dict[s
         return {name: outputs.get(name, ABSENT)}
     own = {member: outputs.get(member, ABSENT) for member, _ in _instances(graph, node, outputs)}
     return {node.membership.spawner: outputs.get(node.membership.spawner, ABSENT), **own}
+
+
+def _flowing(graph: Graph, node: Node, outputs: Mapping[str, Value]) -> list[str]:
+    """Return the ancestors whose outputs can flow into a node; the walk ends at skipped nodes, as in the machine."""
+    seen: set[str] = set()
+    stack = list(node.parents)
+    while stack:
+        name = stack.pop()
+        if name not in seen:
+            seen.add(name)
+            membership = graph.nodes[name].membership
+            if membership:
+                stack.append(membership.spawner)
+            if any(member in outputs for member, _ in _instances(graph, graph.nodes[name], outputs)):
+                stack.extend(graph.nodes[name].parents)
+    return sorted(seen, key=graph.position.__getitem__)
 
 
 def _activated(graph: Graph, node: Node, outputs: Mapping[str, Value]) -> bool:

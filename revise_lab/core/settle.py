@@ -101,14 +101,18 @@ class Settling:
             child.n_undecided += parent.active is None
 
     def ancestors(self, run: NodeRun) -> list[NodeRun]:
-        """Return all ancestors of a node of this run, in topological order."""
+        """Return the ancestors whose outputs can flow into a node, in topological order.
+
+        The walk ends at skipped nodes: what lies behind them need not be settled when the node starts (R2).
+        """
         seen: dict[NodeRun, None] = {}
         stack = list(run.parents)
         while stack:
             parent = stack.pop()
             if parent not in seen:
                 seen[parent] = None
-                stack.extend(parent.parents)
+                if parent.active is not False:
+                    stack.extend(parent.parents)
         return sorted(seen, key=lambda each: each.position)
 
     def _sync_members(self, spawner: NodeRun) -> None:
