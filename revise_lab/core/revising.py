@@ -61,7 +61,7 @@ class Revising(Settling):
             return
         if self.policy.deferred and not self.quiet:
             for revision in accepted:
-                self.deferred.append(revision)
+                self.deferred.append(_settled_bases(revision))
                 self._say(ev.Deferred(revision.id))
         else:
             self._apply(accepted, draft)
@@ -145,8 +145,9 @@ class Revising(Settling):
             if len(others) == len(pinned):
                 raise PathError(f"revision {revision.id!r}: nothing overrides {format_path(name, change.path)}")
             return others
-        if self.runs[name].current and not self.runs[name].conflict:
-            patch(self.values[name], change)
+        value = self.values.get(name, ABSENT)
+        if value is not ABSENT:
+            patch(value, change)
         return (*others, change)
 
     def _apply_deferred(self, revision: Revision) -> None:
@@ -274,3 +275,10 @@ def _frozen(revision: Revision) -> Revision:
         value = freeze(change.value)
         changes.append(change if value is change.value else change._replace(value=value))
     return Revision(revision.id, tuple(changes))
+
+
+def _settled_bases(revision: Revision) -> Revision:
+    """Return a deferred revision whose overrides are not checked again: the end of the turn commits outputs anew."""
+    pins = (_OVERRIDE, _WITHDRAW)
+    changes = tuple(each._replace(base=None) if each.op in pins else each for each in revision.changes)
+    return revision._replace(changes=changes)

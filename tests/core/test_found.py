@@ -85,3 +85,17 @@ def test_a_world_with_one_leaf_can_be_drawn():
     """A shape with one artifact of one field: ValueError from numpy, 'larger sample than population'."""
     for seed in range(20):
         random_world(np.random.default_rng(seed), WorldShape(n_artifacts=1, n_fields=1)).workflow.graph()
+
+
+def test_an_override_of_a_node_that_failed_before_it_had_an_output_waits_for_one(play):
+    game = play("A", {"in": {"f": 0, "g": 0}})("start A; read A in.f; fail A")
+    game.machine_takes(ev.Revise(Revision("r1", (Change("A", Op.OVERRIDE, ("o",), 1),))))
+    assert type(game.told[0]) is ev.Accepted
+
+
+def test_a_deferred_override_is_checked_against_its_base_once(play):
+    game = play("A; B", {"in": {"f": 0, "g": 0}}, "wait")
+    game.machine_takes(ev.Revise(Revision("r1", (Change("A", Op.OVERRIDE, ("o",), 1, 0),))))
+    game("start A; read A in.f; finish A")
+    game.machine_takes(ev.Revise(Revision("r2", (Change("in", Op.SET, ("g",), 1),))))
+    assert type(game.told[0]) is ev.Deferred
