@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,9 @@ def _explore(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"no scenario is named {name!r}; there are: {', '.join(SCENARIOS)}")
     policies = combinations() if arguments.all_switches else [policy(name) for name in arguments.policy or _USUAL]
     n_pairs = len(policies) * len(arguments.scenarios or SCENARIOS)
-    rows = explore_all(arguments.scenarios, policies, -(-arguments.audit // n_pairs), jobs=arguments.jobs)
+    rows = explore_all(
+        arguments.scenarios, policies, -(-arguments.audit // n_pairs), jobs=arguments.jobs, tell=_progress()
+    )
     findings = [finding for row in rows for finding in row["findings"]]
     if arguments.json:
         print(json.dumps({"scenarios": rows}, indent=1))
@@ -59,6 +62,22 @@ def _explore(arguments: argparse.Namespace) -> int:
 
 
 _USUAL = ("revise", "revise_plus")
+
+
+def _progress() -> Callable[..., None]:
+    """Return what says on standard error how far an exploration is; every line is a finished row."""
+    began_s, last_s = time.monotonic(), 0.0
+
+    def tell(what: str, done: int, n: int, row: dict[str, Any]) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if row["findings"] or done == n or now_s - last_s > 5:
+            last_s = now_s
+            found = f" - {len(row['findings'])} FINDINGS" if row["findings"] else ""
+            where = f"{row['name']}, {row['policy']}"
+            print(f"{what} {done} of {n} after {now_s - began_s:.0f} s: {where}{found}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _prove(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ nothing is copied. A failure is one line of moves, which :func:`replay_line` exe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from itertools import product
@@ -168,7 +168,12 @@ def _with_audit(row: dict[str, Any], scenario: Scenario, how: Policy, n: int, se
 
 
 def explore_all(
-    scenarios: Iterable[str] = (), policies: Iterable[Policy] = (), n_audited: int = 0, jobs: int = 1, seed: int = 0
+    scenarios: Iterable[str] = (),
+    policies: Iterable[Policy] = (),
+    n_audited: int = 0,
+    jobs: int = 1,
+    seed: int = 0,
+    tell: Callable[[str, int, int, dict[str, Any]], None] = lambda *_: None,
 ) -> list[dict[str, Any]]:
     """Explore scenarios under policies; rows are in the order of both.
 
@@ -184,6 +189,8 @@ def explore_all(
         Processes.
     seed : int
         Of the random walks.
+    tell : callable
+        Told of each row as it is done: ``explored`` or ``audited``, how many are done, of how many, and the row.
     """
     known = list(scenarios) or list(SCENARIOS)
     if unknown := [name for name in known if name not in SCENARIOS]:
@@ -191,11 +198,19 @@ def explore_all(
     pairs = list(product(known, list(policies) or [policy("revise"), policy("revise_plus")]))
     with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as pool:
         run: Any = pool.map if pool else map
-        rows = list(run(_explore_pair, pairs))
+        rows = _told(run(_explore_pair, pairs), "explored", len(pairs), tell)
         if not n_audited:
             return rows
         shares = _shares([row["histories"] for row in rows], n_audited * len(rows))
-        return list(run(_audit_pair, rows, pairs, shares, [seed] * len(rows)))
+        return _told(run(_audit_pair, rows, pairs, shares, [seed] * len(rows)), "audited", len(pairs), tell)
+
+
+def _told(rows: Iterable[dict[str, Any]], what: str, n: int, tell: Callable[..., None]) -> list[dict[str, Any]]:
+    done = []
+    for row in rows:
+        done.append(row)
+        tell(what, len(done), n, row)
+    return done
 
 
 def _explore_pair(pair: tuple[str, Policy]) -> dict[str, Any]:
