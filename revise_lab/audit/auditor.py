@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from revise_lab.records import event as ev
 from revise_lab.records.value import ABSENT
 
+from .outbox import Outbox
 from .plain import patched, same, shown
 
 
@@ -43,6 +44,22 @@ class Anomaly(StrEnum):
     """Under ``check="digest"`` an attempt was rejected whose every read still evaluates to what it observed."""
     LOST = "lost"
     """A result or a revision to which nothing happened."""
+    STALE_EFFECT = "stale effect"
+    """An effect left although its node's current attempt does not ask for it, or is not made from what is there."""
+    DOUBLE_EFFECT = "double effect"
+    """A second effect left in a slot, or one left again without proof that it had not arrived."""
+    LOST_EFFECT = "effect lost"
+    """A sealed run whose effect is not out in the world."""
+    NOT_UNDONE = "effect not undone"
+    """A sealed run with an effect out in the world that it does not want."""
+    UNDONE_TWICE = "undone twice"
+    UNDONE_EARLY = "undone before it was confirmed"
+    UNDONE_WANTED = "wanted effect undone"
+    UNDONE_ORDER = "undone out of order"
+    """An effect was undone before one that rests on it."""
+    UNDONE_FINAL = "irreversible effect undone"
+    EARLY_EFFECT = "effect left before the close"
+    NOT_AUTHORISED = "effect not authorised"
 
 
 class Finding(NamedTuple):
@@ -86,6 +103,7 @@ class _Attempt:
     parents: tuple[str, ...]
     reads: list[_Read] = field(default_factory=list)
     output: Any = ABSENT
+    effects: tuple[Any, ...] = ()
     state: str = "running"
     """running, finished, stopped, or ended."""
 
@@ -132,6 +150,7 @@ class Auditor:
         """A stopped attempt whose result has just come in, until the machine says that it is discarded."""
         self._check = ""
         self._state = "open"
+        self._outbox = Outbox(self._wants, self._is_fresh, self._effect, self._descends)
 
     def feed(self, entry: ev.Entry) -> None:
         """Take in the next entry."""
@@ -166,7 +185,11 @@ class Auditor:
         return shown(root, read.path, read.marker)
 
     def _stale(self, attempt: _Attempt) -> Iterator[_Read]:
-        return (read for read in attempt.reads if not same(self._value(read), read.seen))
+        return (
+            read
+            for read in attempt.reads
+            if not same(self._value(read), read.seen) or ("/" in read.artifact and self._outbox.outdated(read.artifact))
+        )
 
     def _culprit(self, node: str) -> _Read | None:
         """Return the stale read that an artifact goes back to; ``None`` when it was made from what is there now."""
@@ -197,6 +220,7 @@ class Auditor:
 
     def _on_opened(self, entry: ev.Opened) -> None:
         self._check = entry.switches["check"]
+        self._outbox.switches = entry.switches
         for name, value in entry.inputs.items():
             self._set(name, value)
 
@@ -301,6 +325,7 @@ class Auditor:
         self._take(attempt, entry.reads)
         attempt.state = "finished"
         attempt.output = entry.output if isinstance(entry, ev.Finish) else ABSENT
+        attempt.effects = entry.effects if isinstance(entry, ev.Finish) else ()
 
     _on_fail = _on_finish
 
@@ -361,6 +386,49 @@ class Auditor:
         del self._raw[entry.node], self._current[entry.node]
         self._set(entry.node, ABSENT)
 
+    # --- effects -----------------------------------------------------------------------------------------------------
+
+    def _wants(self, node: str, slot: str) -> Any:
+        attempt = self._current.get(node)
+        return next((each for each in attempt.effects if each.slot == slot), None) if attempt else None
+
+    def _is_fresh(self, node: str) -> bool:
+        return self._culprit(node) is None
+
+    def _descends(self, attempt: str, node: str) -> bool:
+        """Say whether an attempt rests on a node, by the parents that attempts had."""
+        seen, stack = set[str](), list(self._attempts[attempt].parents)
+        while stack:
+            name = stack.pop()
+            if name == node:
+                return True
+            if name not in seen and (above := self._current.get(name)):
+                seen.add(name)
+                stack.extend(above.parents)
+        return False
+
+    def _effect(self, anomaly: str, who: str, at: int | None, out: Any, wanted: Any) -> None:
+        places = (self._at,) if at is None else (at, self._at)
+        line = history_line(self._entries)
+        self.findings.append(Finding(Anomaly(anomaly), who, "payload", out, wanted, places, line))
+
+    def _on_effected(self, entry: ev.Effected) -> None:
+        self._outbox.take(entry, self._at)
+        self._fresh.clear()
+
+    def _on_receipt(self, entry: ev.Receipt) -> None:
+        self._version(entry.version, entry.artifact)
+        self._outbox.receipt(entry)
+        self._set(entry.artifact, entry.value)
+
+    def _on_authorise(self, entry: ev.Authorise) -> None:
+        self._outbox.approve(entry)
+
+    def _on_close(self, entry: ev.Close) -> None:
+        self._outbox.seal()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
     def _on_cancel(self, entry: ev.Cancel) -> None:
         self._state = "cancelled"
 
@@ -372,6 +440,8 @@ class Auditor:
                 self._find(Anomaly.DEAD_BRANCH if read.activates else Anomaly.STALE_READ, attempt.id, read)
             if not stale and (origin := self._culprit(node)):
                 self._find(Anomaly.STALE_OUTPUT, attempt.id, origin)
+        wanted = ((node, effect) for node, attempt in self._current.items() for effect in attempt.effects)
+        self._outbox.closed(wanted)
         for attempt in self._waiting.values():
             self._find(Anomaly.LOST, attempt.id, at=attempt.at)
         for name, at in self._open_revisions.items():
@@ -382,7 +452,9 @@ class Auditor:
 
 _MOVES: Final = {"Started": "start", "Observe": "read", "Finish": "finish", "Fail": "finish"}
 _ARRIVALS: Final = {"Revise", "ReviseTogether", "Cancel", "Close"}
-_SILENT: Final = {"Opened", "Start", "Extend", "Planned", "Accepted", "Stopped", "Closed"}
+_SILENT: Final = {
+    "Opened", "Start", "Extend", "Planned", "Accepted", "Stopped", "Closed", "Dispatch", "Compensate", "Receipt",
+}  # fmt: skip
 
 
 def history_line(entries: Iterable[ev.Entry]) -> str:
@@ -397,6 +469,10 @@ def _move(kind: str, entry: Any) -> str:
     if kind in _ARRIVALS:
         arrived = [*getattr(entry, "revisions", ()), *filter(None, [getattr(entry, "revision", None)])]
         return f"rev {'+'.join(each.id for each in arrived)}" if arrived else kind.lower()
+    if isinstance(entry, ev.Answered):
+        return f"{entry.answer} {entry.intent.node}/{entry.intent.slot}"
+    if isinstance(entry, ev.Effected):
+        return f"[{entry.state} {entry.intent.node}/{entry.intent.slot}]"
     who = next((getattr(entry, name) for name in ("attempt", "node", "revision") if hasattr(entry, name)), "")
     return f"[{kind.lower()} {who}]"
 

@@ -9,7 +9,7 @@ what kind of value it is, and ``r.d #write`` what happens to somebody who tries 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -44,6 +44,8 @@ class Step:
         Reads are reported when the attempt ends, not as they are made.
     deaf : bool
         The body ignores a stop and reports a result later.
+    effects : callable, optional
+        Pure; gets what was seen and returns what is staged: (slot, payload, class) or (slot, payload, class, consent).
     """
 
     name: str
@@ -60,6 +62,7 @@ class Step:
     sync: bool = False
     silent: bool = False
     deaf: bool = False
+    effects: Callable[..., Sequence[tuple[Any, ...]]] | None = None
 
     def next_read(self, seen: Sequence[Any]) -> str | None:
         """Return the next read of the body, or ``None`` at its end."""
@@ -86,11 +89,14 @@ class Required(NamedTuple):
         that must all be so; alternatives are separated by commas; ``""`` is every mode.
     races : tuple of (str, str) or (str, str, str)
         Events of which either can come first, with the mode in which this is so unless it is every mode.
+    blocked : tuple of str
+        Effects, as ``node/slot``, with which a run may end blocked.
     """
 
     finals: tuple[Mapping[str, Any], ...]
     counts: Mapping[str, Mapping[str, tuple[int, int]]] = {}
     races: tuple[tuple[str, str] | tuple[str, str, str], ...] = ()
+    blocked: tuple[str, ...] = ()
 
     def counts_in(self, modes: frozenset[str]) -> dict[str, tuple[int, int]]:
         """Return the counts that are required in these modes."""
@@ -130,6 +136,14 @@ class Scenario:
         How many attempts may run at once.
     liveness : bool
         It shows that something good happens; no mutant need die by it.
+    crashes : tuple of str
+        ``kill`` or ``power``: how often, and how, the process may die; power takes with it what was not yet durable.
+    faults : tuple of (str, str)
+        (``node/slot``, answer) that a target may give instead of the good one, each once: ``refused``, ``unsure`` (the
+        call is lost on its way there or back), ``stuck`` (it cannot be undone), ``silent`` (neither asking helps),
+        ``denied`` (whoever is asked says no).
+    switches : mapping
+        Switches of every policy that it is explored under.
     """
 
     name: str
@@ -144,6 +158,14 @@ class Scenario:
     early_close: bool = False
     n_slots: int | None = None
     liveness: bool = False
+    crashes: tuple[str, ...] = ()
+    faults: tuple[tuple[str, str], ...] = ()
+    switches: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether some step stages an effect."""
+        return any(step.effects for step in self.steps)
 
     def arrivals(self) -> dict[str, tuple[Revision, ...]]:
         """Return what arrives by the move that it is; a revision that comes again is marked with a prime."""

@@ -49,13 +49,25 @@ def look(state: Any, text: str, key: str | None = None) -> Any:
     return len(value) if what == "len" or kind == "array" else freeze(list(value))
 
 
-def fresh_run(scenario: Scenario, inputs: Mapping[str, Any], pins: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the scenario comes to on given inputs, by evaluating its steps in order and nothing else."""
+def receipt_of(payload: Any) -> Any:
+    """Return what a target answers when it has written a payload."""
+    return f"ok {payload}"
+
+
+def fresh_run(
+    scenario: Scenario, inputs: Mapping[str, Any], pins: Mapping[str, Any], effects: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what the scenario comes to on given inputs, by evaluating its steps in order and nothing else.
+
+    What the steps stage goes into ``effects``, as ``node/slot`` to payload.
+    """
     state: dict[str, Any] = dict(inputs)
     outputs: dict[str, Any] = {}
+    staged: dict[str, Any] = {} if effects is None else effects
     down: set[str] = set()
     for step in scenario.steps:
-        above = [*step.after, *(each[0] for each in (step.when, step.member_of) if each)]
+        above = [each.partition("/")[0] for each in step.after]
+        above += (each[0] for each in (step.when, step.member_of) if each)
         absent = [name not in state and name not in down for name in above]
         if absent and (any if step.needs == "all" else all)(absent):
             continue
@@ -70,7 +82,7 @@ def fresh_run(scenario: Scenario, inputs: Mapping[str, Any], pins: Mapping[str, 
             state[step.name] = {}
         for key in keys:
             name = step.name if key is None else f"{step.name}[{key}]"
-            output = outputs[name] = _fresh_output(scenario, step, state, key, pins.get(name, ()))
+            output = outputs[name] = _fresh_output(scenario, step, state, key, pins.get(name, ()), staged)
             if output == FAILED:
                 down.add(step.name)
             elif key is None:
@@ -80,7 +92,9 @@ def fresh_run(scenario: Scenario, inputs: Mapping[str, Any], pins: Mapping[str, 
     return outputs
 
 
-def _fresh_output(scenario: Scenario, step: Step, state: Any, key: str | None, pins: Iterable[Any]) -> Any:
+def _fresh_output(
+    scenario: Scenario, step: Step, state: Any, key: str | None, pins: Iterable[Any], staged: dict[str, Any]
+) -> Any:
     seen: list[Any] = []
     while (text := step.next_read(seen)) is not None:
         seen.append(look(state, text, key))
@@ -94,8 +108,12 @@ def _fresh_output(scenario: Scenario, step: Step, state: Any, key: str | None, p
                 output = freeze({**output, items: _keyed(output[items])})
         for path, value in pins:
             output = freeze(patched(output, "set", path, value))
+        effects = step.effects(*seen) if step.effects else ()
     except Exception:
         return FAILED
+    for slot, payload, *_ in effects:
+        name = f"{step.name if key is None else f'{step.name}[{key}]'}/{slot}"
+        staged[name], state[name] = freeze(payload), receipt_of(payload)
     return output
 
 
@@ -108,8 +126,10 @@ def _keyed(entries: Any) -> Any:
 
 
 @cache
-def current_truth(scenario: Scenario, accepted: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the inputs after some revisions, patched here and now, and what a fresh run makes of them."""
+def current_truth(
+    scenario: Scenario, accepted: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return the inputs after some revisions, patched here and now, and what a fresh run makes of them: outputs, effects."""
     inputs = {name: freeze(value) for name, value in scenario.inputs.items()}
     pins: dict[str, dict[Any, Any]] = {}
     known = {each.id: each for group in scenario.arrivals().values() for each in group}
@@ -121,4 +141,6 @@ def current_truth(scenario: Scenario, accepted: tuple[str, ...]) -> tuple[dict[s
                 pinned[change.path] = freeze(change.value)
         else:
             inputs[change.artifact] = freeze(patched(inputs[change.artifact], change.op, change.path, change.value))
-    return inputs, fresh_run(scenario, inputs, {name: tuple(pinned.items()) for name, pinned in pins.items()})
+    effects: dict[str, Any] = {}
+    pinned = {name: tuple(pinned.items()) for name, pinned in pins.items()}
+    return inputs, fresh_run(scenario, inputs, pinned, effects), effects

@@ -132,9 +132,21 @@ class Context:
         await self._perform(Ask(self._name, self._attempt, "", "pause", seconds, 0))
 
     def stage(self, effect: Effect) -> None:
-        """Hold back an action on the world until the run may release it."""
-        if Reversibility(effect.reversibility) is not Reversibility.INERT:
-            self.effects.append(effect._replace(payload=freeze(effect.payload)))
+        """Hold back an action on the world until the run may release it.
+
+        Raises
+        ------
+        WorkflowError
+            The attempt has staged another effect in this slot.
+        """
+        kind = Reversibility(effect.reversibility)
+        if any(each.slot == effect.slot for each in self.effects):
+            raise WorkflowError(
+                f"node {self._name!r} stages two effects in slot {effect.slot!r} - name the slots apart"
+            )
+        if kind is not Reversibility.INERT:
+            payload, premises = freeze(effect.payload), freeze(effect.premises)
+            self.effects.append(effect._replace(payload=payload, premises=premises, reversibility=kind))
 
     async def _ask(self, kind: str, request: Mapping[str, Any], local: Callable[[], Any] | None = None) -> Value:
         asked = freeze(request)

@@ -59,7 +59,7 @@ class Machine(Revising):
 
     def __init__(self, graph: Graph, inputs: Mapping[str, Any], policy: Policy, *, validate: bool = False) -> None:
         frozen = {name: freeze(value) for name, value in inputs.items()}
-        if clash := frozen.keys() & graph.nodes.keys():
+        if clash := frozen.keys() & (graph.nodes.keys() | graph.confirmations):
             raise ReviseLabError(f"{', '.join(sorted(clash))} names an input and a node - rename one of them")
         self.graph = graph
         self.policy = policy
@@ -75,6 +75,8 @@ class Machine(Revising):
         self.attempts: dict[str, Attempt] = {}
         self.revisions: dict[str, int] = {}
         self.deferred: list[Revision] = []
+        self.outboxes = {}
+        self.n_sent = 0
         self.overrides: dict[str, tuple[Change, ...]] = {}
         self.plan: RecoveryPlan | None = None
         self.journal: list[ev.Entry] = [
@@ -101,6 +103,8 @@ class Machine(Revising):
         handler(self, event)
         if self._heap or self.deferred:
             self._settle()
+        if self.state == "closing":
+            self._seal()
         if self.validate:
             self.check_invariants()
         return self._out
@@ -151,6 +155,8 @@ class Machine(Revising):
         """Return references to all that a node may see now, and to nothing else (R5)."""
         seen = self.ancestors(run) if "reads" in run.node.unknown else run.parents
         parents = {parent.name: self.values.get(parent.name, ABSENT) for parent in seen}
+        for name in run.node.confirmations:
+            parents[name] = self.values.get(name, ABSENT)
         return make(ev.Execute, (attempt_id, run.name, run.key, self.version, self.inputs, parents))
 
     def _on_extend(self, event: ev.Extend) -> None:
@@ -164,6 +170,7 @@ class Machine(Revising):
             and attempt.coverage is _COMPLETE
             and attempt.valid
             and run.n_settled == len(run.parents)
+            and self._confirmed(run)
         ):
             new = self._snapshot(attempt.id, run)
             if new.parents.keys() != old.parents.keys():
@@ -270,11 +277,13 @@ class Machine(Revising):
                 self._stop(run, "the run was cancelled")
             run.ready = False
         self._ready.clear()
+        self._withdraw_all("the run was cancelled")
 
     def _on_close(self, event: ev.Close) -> None:
-        """Re-validate every certificate once more and seal the run."""
+        """Re-validate every certificate once more and seal the run; what waited for the seal may leave now."""
         if not self.closable:
             waits = [f"{run.name} is {run.status}" for run in self.runs.values() if not run.settled]
+            waits += [f"{intent.key} is blocked: {why}" for intent, _, why in self.residue()]
             raise IllegalEvent(f"close: not everything is settled ({'; '.join(waits[:5])}) - finish or revise first")
         self.journal.append(event)
         broken = [
@@ -288,6 +297,12 @@ class Machine(Revising):
                 self._drop(run.current, why)
             self._queue(run)
         if not broken:
+            self.state = "closing"
+            self._release_all()
+
+    def _seal(self) -> None:
+        """Close a sealed run as soon as everything that is wanted is out, and nothing else."""
+        if self.quiet and self.effects_done and all(run.settled for run in self.runs.values()):
             self.state = "closed"
             self._say(ev.Closed(self.version, self.late_invalid))
 
@@ -299,12 +314,17 @@ class Machine(Revising):
     @property
     def closable(self) -> bool:
         """Whether the run may be sealed."""
-        return self.quiet and self.state == "open" and not self.deferred and all(r.settled for r in self.runs.values())
+        at_rest = self.quiet and self.state == "open" and not self.deferred and not self.effects_move
+        return at_rest and all(run.settled for run in self.runs.values()) and not self.residue()
 
     @property
     def status(self) -> str:
-        """``open``, ``failed``, ``cancelled`` or ``closed``."""
-        return "failed" if self.state == "open" and self.quiet and not self.closable else self.state
+        """``open``, ``closing``, ``closed``, ``cancelled``, ``failed``, or ``blocked`` when only a person can go on."""
+        if self.state not in ("open", "closing") or not self.quiet or self.closable or self.effects_move:
+            return self.state
+        if self.residue():
+            return "blocked"
+        return "failed" if not all(run.settled for run in self.runs.values()) else self.state
 
     def ready(self) -> tuple[str, ...]:
         """Return the nodes that may start, in topological order."""
@@ -344,6 +364,9 @@ class Machine(Revising):
             rows.append(
                 [run.ready, run.settled, run.active, run.n_attempts, self.values.get(name) or None, run.conflict]
             )
+        for box in self._boxes():
+            for record in (box.live, box.waiting):
+                rows.append([box.node, box.slot, box.epoch, record and [record.state, record.unwanted, record.why]])
         return digest(freeze([*rows, self.inputs, len(self.journal)]))
 
     def check_invariants(self) -> None:
@@ -376,6 +399,11 @@ _HANDLERS: dict[type, Callable[[Machine, Any], None]] = {
     ev.Stopped: Machine._on_stopped,
     ev.Cancel: Machine._on_cancel,
     ev.Close: Machine._on_close,
+    ev.Authorise: Machine._on_authorise,
+    ev.Dispatch: Machine._on_dispatch,
+    ev.Compensate: Machine._on_compensate,
+    ev.Answered: Machine._on_answered,
+    ev.Recover: Machine._on_recover,
 }
 _ALLOWED: Final = {
     state: {kind: handler for kind, handler in _HANDLERS.items() if (state, kind.__name__.lower()) in RUN}

@@ -8,13 +8,13 @@ batching is not deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import reduce
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from revise_lab.errors import PathError, ReviseLabError
-from revise_lab.records.effect import Effect
+from revise_lab.records.effect import Effect, confirmation
 from revise_lab.records.event import Execute, Fail
 from revise_lab.records.revision import Change, patch
 from revise_lab.records.selector import Read
@@ -45,6 +45,7 @@ async def oracle(
     w: Mapping[tuple[Any, ...], Value],
     fresh: Fresh,
     overrides: Mapping[str, tuple[Change, ...]] = MappingProxyType({}),
+    receipts: Mapping[str, tuple[Effect, Value]] = MappingProxyType({}),
 ) -> Truth:
     """Run every node that the final inputs activate, once, in topological order.
 
@@ -60,6 +61,8 @@ async def oracle(
         Answers a call that ``w`` does not know.
     overrides : mapping
         The places of outputs that are pinned; the same are applied here.
+    receipts : mapping
+        ``node/slot`` to the effect that is out and what its target answered; see :func:`receipts_of`.
     """
     frozen = {name: freeze(value) for name, value in inputs.items()}
     outputs: dict[str, Value] = {}
@@ -82,6 +85,7 @@ async def oracle(
                 continue
             seen = _flowing(graph, node, outputs) if "reads" in node.unknown else node.parents
             parents = {each: value for parent in seen for each, value in _outputs_of(graph, parent, outputs).items()}
+            parents |= {each: _receipt(each, effects, receipts) for each in node.confirmations}
             run = Execution(graph, Execute("oracle", member, key, 0, frozen, parents), perform)
             ended = await run.run()
             reads[member] = tuple(Read(*each) for each in run.recorder.reads.items())
@@ -106,6 +110,25 @@ def choices(machine: Machine) -> dict[tuple[Any, ...], Value]:
     }
 
 
+def receipts_of(machine: Machine) -> dict[str, tuple[Effect, Value]]:
+    """Return what targets answered for the effects that are out now: boundary answers like those of w."""
+    return {
+        confirmation(node, slot): (box.live.effect, box.live.receipt)
+        for node, boxes in machine.outboxes.items()
+        for slot, box in boxes.items()
+        if box.live
+    }
+
+
+def _receipt(
+    name: str, effects: Mapping[str, tuple[Effect, ...]], receipts: Mapping[str, tuple[Effect, Value]]
+) -> Value:
+    node, _, slot = name.partition("/")
+    wanted = next((each for each in effects.get(node, ()) if each.slot == slot), None)
+    known = receipts.get(name)
+    return known[1] if wanted and known and known[0].same(wanted) else ABSENT
+
+
 def differences(machine: Machine, truth: Truth) -> list[str]:
     """Return one line for each place where a run and the oracle differ: outputs, effects, route, members.
 
@@ -117,16 +140,28 @@ def differences(machine: Machine, truth: Truth) -> list[str]:
         ours, theirs = outputs.get(name, ABSENT), truth.outputs.get(name, ABSENT)
         if not equal(ours, theirs):
             found.append(f"output of {name}: {ours!r} committed, {theirs!r} is right")
-    staged = {run.name: run.current.effects for run in machine.runs.values() if run.current and run.current.effects}
-    for name in sorted({*staged, *(each for each, effects in truth.effects.items() if effects)}):
-        if staged.get(name, ()) != truth.effects.get(name, ()):
-            found.append(
-                f"effects of {name}: {staged.get(name, ())!r} staged, {truth.effects.get(name, ())!r} are right"
-            )
+    ours_out, theirs_out = _effects_of(machine), {name: dict(_by_slot(each)) for name, each in truth.effects.items()}
+    for name in sorted({*ours_out, *theirs_out}):
+        out, right = ours_out.get(name, {}), theirs_out.get(name, {})
+        for slot in sorted({*out, *right}):
+            if slot not in out or slot not in right or not out[slot].same(right[slot]):
+                found.append(f"effects of {name}: {slot} is {out.get(slot)!r}, {right.get(slot)!r} is right")
     for name in sorted({*machine.failures(), *truth.failures}):
         if machine.failures().get(name, "").partition(":")[0] != truth.failures.get(name, "").partition(":")[0]:
             found.append(f"failure of {name}: {machine.failures().get(name)} against {truth.failures.get(name)}")
     return found
+
+
+def _effects_of(machine: Machine) -> dict[str, dict[str, Effect]]:
+    """Return what is out in the world; of a run that has not been sealed, what its settled nodes ask for."""
+    if machine.state == "closed":
+        return machine.live_effects()
+    settled = (run for run in machine.runs.values() if run.settled and run.current)
+    return {run.name: dict(_by_slot(run.current.effects)) for run in settled if run.current}
+
+
+def _by_slot(effects: Iterable[Effect]) -> Iterable[tuple[str, Effect]]:
+    return ((effect.slot, effect) for effect in effects)
 
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:

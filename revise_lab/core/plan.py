@@ -47,6 +47,8 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "order": ("topological", "start", "commit"),
     "extension": ("off", "on"),
     "release": ("commit", "close"),
+    "compensation": ("lazy", "eager"),
+    "approval": ("off", "on"),
 }
 
 
@@ -70,7 +72,13 @@ class Switches:
     extension : str
         ``on``: at a late read an attempt moves to the newest state if all its reads so far hold there (rule R4, ours).
     release : str
-        When a staged effect may leave.
+        When a staged effect may leave (rule E): ``commit``, when its node settles (the paper); ``close``, effects that are
+        compensable or irreversible wait for the seal (ours).
+    compensation : str
+        ``lazy``: after the recomputation, and only if it wants something else (the paper does not say; our choice).
+        ``eager``: as soon as the attempt that published is not valid any more.
+    approval : str
+        ``on``: somebody is asked before a staged effect may leave.
     """
 
     check: str = "delta"
@@ -79,6 +87,8 @@ class Switches:
     order: str = "topological"
     extension: str = "off"
     release: str = "commit"
+    compensation: str = "lazy"
+    approval: str = "off"
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():

@@ -16,9 +16,9 @@ from revise_lab.records.revision import Change, Op, Revision, delta_of, patch
 from revise_lab.records.selector import Delta, Path, delta_between, format_path
 from revise_lab.records.value import ABSENT, Value, equal, freeze, make
 
+from .effects import Effecting
 from .plan import Action, Policy, RecoveryPlan, View, assemble
 from .provenance import Hit
-from .settle import Settling
 from .table import Attempt, NodeRun
 
 # bound once: looking a member up on its class costs 0.07 us in Python 3.11, more than the decisions made with it
@@ -33,7 +33,7 @@ class Draft(NamedTuple):
     overrides: Mapping[str, tuple[Change, ...]]
 
 
-class Revising(Settling):
+class Revising(Effecting):
     """The part of the machine that takes revisions."""
 
     policy: Policy
@@ -59,7 +59,7 @@ class Revising(Settling):
         accepted, draft = self._admit(revisions)
         if not accepted:
             return
-        if self.policy.deferred and not self.quiet:
+        if self.policy.deferred and (not self.quiet or self.effects_move):
             for revision in accepted:
                 self.deferred.append(_settled_bases(revision))
                 self._say(ev.Deferred(revision.id))

@@ -20,7 +20,7 @@ from revise_lab.records.workflow import Graph
 from .certify import check
 from .plan import Switches
 from .provenance import ReaderIndex
-from .table import ATTEMPTS, Attempt, NodeRun, conflict_of
+from .table import ATTEMPTS, Attempt, NodeRun, Outbox, conflict_of
 
 if TYPE_CHECKING:
     from revise_lab.records.revision import Change, Revision
@@ -51,6 +51,8 @@ class Settling:
     counts: dict[str, int]
     overrides: dict[str, tuple[Change, ...]]
     attempts: dict[str, Attempt]
+    outboxes: dict[str, dict[str, Outbox]]
+    effects_move: bool
     _out: list[ev.Instruction]
 
     # --- the graph of a run ----------------------------------------------------------------------------------------
@@ -172,13 +174,19 @@ class Settling:
                 if run is not None:
                     run.queued = False
                     self._visit(run)
-            if not (self.deferred and self.quiet and self.state == "open"):
+            if not (self.deferred and self.quiet and self.state == "open" and not self.effects_move):
                 return
             revision = self.deferred.pop(0)
             self._apply_deferred(revision)
 
     def _apply_deferred(self, revision: Revision) -> None:
         raise AssertionError("Revising applies revisions")
+
+    def _weigh_effects(self, run: NodeRun, d_settled: int) -> None:
+        raise AssertionError("Effecting weighs effects")
+
+    def _confirmed(self, run: NodeRun) -> bool:
+        raise AssertionError("Effecting knows what is confirmed")
 
     def _visit(self, run: NodeRun) -> None:
         """Decide again what one node is; its parents have been visited."""
@@ -189,7 +197,7 @@ class Settling:
                 self._deactivate(run)
         elif run.active is False:
             self.n_active += 1
-        above = run.n_settled == len(run.parents)
+        above = run.n_settled == len(run.parents) and (not run.node.confirmations or self._confirmed(run))
         if run.attempt is not None:
             self._advance(run, run.attempt, above, active)
         current = run.current
@@ -198,7 +206,7 @@ class Settling:
             settled = self._surely_inactive(run)
         else:
             settled = bool(active and valid and above and not run.conflict and not (current and current.failed))
-        ready = bool(active and above and not valid and run.attempt is None and self.state == "open")
+        ready = bool(active and above and not valid and run.attempt is None and self.state in ("open", "closing"))
         if ready is not run.ready:
             run.ready = ready
             if ready:
@@ -215,6 +223,8 @@ class Settling:
         d_undecided = (active is None) - (run.active is None)
         moved = active is not run.active
         run.active, run.settled = active, settled
+        if self.outboxes or (run.current is not None and run.current.effects):
+            self._weigh_effects(run, d_settled)
         for child in run.children:
             child.n_settled += d_settled
             child.n_present += d_present
@@ -322,6 +332,8 @@ class Settling:
         if had_output:
             self.version += 1
             self._publish(run, ABSENT, Delta(run.name, self.version, (((), How.GONE),), ()))
+        if run.name in self.outboxes:
+            self._weigh_effects(run, 0)
         for child in run.children:
             self._queue(child)
 

@@ -67,7 +67,12 @@ def world_of(seed: int, n_revisions: int, **shape: Any) -> World:
 
 
 def run_world(
-    world: World, name: str, answer: Answer = answer_by_hash, n_slots: int | None = None, **switches: str
+    world: World,
+    name: str,
+    answer: Answer = answer_by_hash,
+    n_slots: int | None = None,
+    crashes: Iterable[float] = (),
+    **switches: str,
 ) -> SimulatedRun:
     """Run a world under a policy."""
     return Simulator(
@@ -78,6 +83,7 @@ def run_world(
         duration_s=lambda ask: world.durations_s.get(ask.node.partition("[")[0], 1.0),
         answer=answer,
         n_slots=n_slots,
+        crashes=crashes,
     ).run()
 
 

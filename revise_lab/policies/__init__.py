@@ -21,7 +21,7 @@ _POLICIES: Final[dict[str, tuple[Planner, dict[str, Any], bool]]] = {
     "revise": (selective.revise, {}, False),
     "revise_plus": (
         selective.revise,
-        {"check": "digest", "propagation": "diff", "unknown": "local", "extension": "on"},
+        {"check": "digest", "propagation": "diff", "unknown": "local", "extension": "on", "release": "close"},
         False,
     ),
     "wait": (baselines.restart, {}, True),

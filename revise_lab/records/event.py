@@ -19,7 +19,7 @@ from . import effect as _effect
 from . import revision as _revision
 from . import selector as _selector
 from .attempt import Call, Coverage
-from .effect import Effect
+from .effect import Answer, Effect, EffectState, Intent
 from .revision import Revision
 from .selector import Delta, Read, Selector
 from .value import ABSENT, Arr, Obj, Value, freeze, thaw
@@ -103,6 +103,42 @@ class Cancel(NamedTuple):
 
 class Close(NamedTuple):
     """The run is to be sealed."""
+
+
+class Authorise(NamedTuple):
+    """Somebody who was asked allows or denies a staged effect."""
+
+    node: str
+    slot: str
+    granted: bool = True
+    reason: str = ""
+
+
+class Dispatch(NamedTuple):
+    """The driver is free to send an effect that :meth:`Machine.sendable` names."""
+
+    node: str
+    slot: str
+
+
+class Compensate(NamedTuple):
+    """The driver is free to undo an effect that :meth:`Machine.undoable` names."""
+
+    node: str
+    slot: str
+
+
+class Answered(NamedTuple):
+    """What a target said, or that it said nothing."""
+
+    intent: Intent
+    answer: Answer
+    receipt: Value = None
+    reason: str = ""
+
+
+class Recover(NamedTuple):
+    """The process was restarted: no attempt runs any more, and no call to a target is being waited for (R13)."""
 
 
 # --- facts -----------------------------------------------------------------------------------------------------------
@@ -226,6 +262,24 @@ class Discarded(NamedTuple):
     attempt: str
 
 
+class Effected(NamedTuple):
+    """An effect is in another state."""
+
+    intent: Intent
+    state: EffectState
+    attempt: str = ""
+    effect: Effect | None = None
+    why: str = ""
+
+
+class Receipt(NamedTuple):
+    """The confirmation of an effect that another node reads is ``value`` from ``version`` on."""
+
+    artifact: str
+    version: int
+    value: Value
+
+
 class Closed(NamedTuple):
     """The run is sealed."""
 
@@ -263,13 +317,44 @@ class Moved(NamedTuple):
     version: int
 
 
-Event: TypeAlias = Revise | ReviseTogether | Start | Observe | Extend | Finish | Fail | Stopped | Cancel | Close
+class Act(NamedTuple):
+    """Instruction: have a target ``publish`` an effect, ``find`` it or ``undo`` it, and report with :class:`Answered`."""
+
+    what: str
+    intent: Intent
+    effect: Effect
+    receipt: Value = None
+
+
+class Ask(NamedTuple):
+    """Instruction: ask whether a staged effect may leave, and report with :class:`Authorise`."""
+
+    intent: Intent
+    effect: Effect
+
+
+Event: TypeAlias = (
+    Revise | ReviseTogether | Start | Observe | Extend | Finish | Fail | Stopped | Cancel | Close
+    | Authorise | Dispatch | Compensate | Answered | Recover
+)  # fmt: skip
 Fact: TypeAlias = (
     Accepted | Deferred | Refused | Duplicate | Planned | Started | Committed | Rejected | Failed | Retracted
-    | Discarded | Blocked | Closed | Stop | Moved
+    | Discarded | Blocked | Closed | Stop | Moved | Effected | Receipt
 )  # fmt: skip
-Instruction: TypeAlias = Execute | Moved | Stop | Accepted | Deferred | Refused | Duplicate | Closed
+Instruction: TypeAlias = Execute | Moved | Stop | Accepted | Deferred | Refused | Duplicate | Closed | Act | Ask
 Entry: TypeAlias = Opened | Event | Fact
+
+_DURABLE = frozenset({EffectState.DISPATCHED, EffectState.COMPENSATING, EffectState.CONFIRMED})
+
+
+def is_durable(entry: Entry) -> bool:
+    """Say whether an entry must be on disk before anybody is told, or anything leaves, because of it.
+
+    ``compensating`` is one of them: were it lost with the power, the effect could be kept for an equal payload although
+    the call that undoes it has left.
+    """
+    return isinstance(entry, Accepted | Deferred | Closed) or (isinstance(entry, Effected) and entry.state in _DURABLE)
+
 
 # --- codec -----------------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,8 @@ class Node:
     retries: int = 0
     timeout_s: float | None = None
     code_version: str = "1"
+    confirmations: tuple[str, ...] = ()
+    """Confirmations of effects that it reads, as ``node/slot``."""
 
     @property
     def is_sync(self) -> bool:
@@ -89,6 +91,8 @@ class Graph:
     order: tuple[str, ...]
     children: Mapping[str, tuple[str, ...]]
     position: Mapping[str, int] = field(repr=False)
+    confirmations: frozenset[str] = frozenset()
+    """Every confirmation of an effect that some node reads, as ``node/slot``."""
 
     def ancestors(self, name: str) -> tuple[str, ...]:
         """Return every declared ancestor of a node, in topological order."""
@@ -247,8 +251,8 @@ class Workflow:
     def _add(self, node: Node) -> None:
         if node.name in self._nodes:
             raise WorkflowError(f"workflow {self.name!r} has two nodes named {node.name!r} - rename one of them")
-        if any(char in node.name for char in ".[]#"):
-            raise WorkflowError(f"node name {node.name!r} holds a character of paths (. [ ] #) - choose another")
+        if any(char in node.name for char in ".[]#/"):
+            raise WorkflowError(f"node name {node.name!r} holds a character of paths (. [ ] # /) - choose another")
         if node.needs not in ("any", "all"):
             raise WorkflowError(f"node {node.name!r} has needs={node.needs!r} - write 'any' or 'all'")
         if extra := node.unknown - {"reads", "edges", "writes"}:
@@ -269,6 +273,20 @@ class Workflow:
             )
 
     def _resolved(self, node: Node) -> Node:
+        confirmed = tuple(name for name in node.parents if "/" in name)
+        if confirmed:
+            plain = _names(name.partition("/")[0] for name in node.parents)
+            node = replace(node, parents=plain, confirmations=confirmed)
+            for name in plain:
+                if (
+                    name in self._nodes
+                    and self._nodes[name].membership
+                    and any(c.startswith(f"{name}/") for c in confirmed)
+                ):
+                    raise WorkflowError(
+                        f"node {node.name!r} waits for an effect of the member {name!r} - members have no confirmation of"
+                        " their own name: stage the effect in a join"
+                    )
         for parent in node.parents:
             self._require(parent, f"node {node.name!r}: after=")
         if node.when is None:
@@ -316,7 +334,8 @@ def _checked(name: str, nodes: dict[str, Node]) -> Graph:
         cycle = [each for each in nodes if waiting[each]]
         raise WorkflowError(f"workflow {name!r} has a cycle through {', '.join(cycle)} - remove one of these edges")
     kids = {each: tuple(sorted(found, key=declared.__getitem__)) for each, found in children.items()}
-    return Graph(name, nodes, tuple(order), kids, {each: i for i, each in enumerate(order)})
+    read = frozenset(each for node in nodes.values() for each in node.confirmations)
+    return Graph(name, nodes, tuple(order), kids, {each: i for i, each in enumerate(order)}, read)
 
 
 def lanes(decision: object) -> Value:

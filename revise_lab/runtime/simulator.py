@@ -13,16 +13,19 @@ from typing import Any, NamedTuple
 
 from revise_lab.core.body import Ask, Execution, Loss
 from revise_lab.core.history import one_line
-from revise_lab.core.machine import Machine
-from revise_lab.core.oracle import Truth, choices, differences, drive, oracle
+from revise_lab.core.machine import Machine, replay
+from revise_lab.core.oracle import Truth, choices, differences, drive, oracle, receipts_of
 from revise_lab.core.plan import Policy, RecoveryPlan
 from revise_lab.errors import ReviseLabError
 from revise_lab.policies import policy as policy_named
 from revise_lab.records import event as ev
+from revise_lab.records.effect import Intent, confirmation
 from revise_lab.records.revision import Revision
-from revise_lab.records.value import Value
+from revise_lab.records.value import Value, equal
 from revise_lab.records.workflow import Graph, Workflow
 from revise_lab.serving.text import hash_text
+
+from .outside import Ledger
 
 Duration = Callable[[Ask], float]
 Answer = Callable[[Ask], Value]
@@ -48,6 +51,10 @@ class SimulatedRun:
     calls: list[CallSpan] = field(default_factory=list)
     accepted_s: list[float] = field(default_factory=list)
     end_s: float = 0.0
+    ledger: Ledger = field(default_factory=Ledger)
+    """What is out in the world."""
+    effect_log: list[tuple[float, str, Intent]] = field(default_factory=list)
+    """What was published, undone and asked for there: time, what, intent."""
 
     @property
     def plans(self) -> list[RecoveryPlan]:
@@ -109,6 +116,16 @@ class _Running:
     """Told to stop while its own body was executing."""
 
 
+class _Unheard(NamedTuple):
+    """A call to a target whose sender has died."""
+
+    act: ev.Act
+
+
+class _Crash(NamedTuple):
+    """The process dies."""
+
+
 class Simulator:
     """Drives one run in virtual time.
 
@@ -130,6 +147,10 @@ class Simulator:
         Attempts that may run at once; unlimited by default.
     loss : callable, optional
         See :class:`revise_lab.core.body.Execution`.
+    effect_s : float
+        Seconds that a target takes to write an effect, or to undo it.
+    crashes : iterable of float
+        When the process dies; it goes on from its journal at once.
     """
 
     def __init__(
@@ -143,13 +164,15 @@ class Simulator:
         answer: Answer = answer_by_hash,
         n_slots: int | None = None,
         loss: Loss | None = None,
+        effect_s: float = 0.5,
+        crashes: Iterable[float] = (),
         validate: bool = False,
     ) -> None:
         self.graph = workflow.graph() if isinstance(workflow, Workflow) else workflow
         self.machine = Machine(self.graph, inputs, policy, validate=validate)
         self.run_ = SimulatedRun(self.machine)
         self._duration_s, self._answer, self._loss = duration_s, answer, loss
-        self._n_slots = n_slots
+        self._n_slots, self._effect_s = n_slots, effect_s
         self._now_s = 0.0
         self._heap: list[tuple[float, int, Any]] = []
         self._order = 0
@@ -159,6 +182,8 @@ class Simulator:
         for at_s, revision in revisions:
             self._arrivals += 1
             self._at(at_s, revision)
+        for at_s in crashes:
+            self._at(at_s, _Crash())
 
     def run(self) -> SimulatedRun:
         """Run to the seal, or to a failure that no coming revision can mend.
@@ -181,10 +206,8 @@ class Simulator:
         """Seal the run where nothing is left to do and no revision is to come."""
         if self.machine.closable and not self._arrivals:
             self._send(ev.Close())
-            if self.machine.state == "closed":
-                return True
             self._start_ready()
-        return False
+        return self.machine.state == "closed"
 
     def _at(self, at_s: float, item: Any) -> None:
         self._order += 1
@@ -200,6 +223,14 @@ class Simulator:
                 self.run_.accepted_s.append(self._now_s)
         elif isinstance(item, ev.Finish | ev.Fail):
             self._ended(item)
+        elif isinstance(item, ev.Answered):
+            self._send(item)
+        elif isinstance(item, ev.Act):
+            self._perform(item, heard=True)
+        elif isinstance(item, _Unheard):
+            self._perform(item.act, heard=False)
+        elif isinstance(item, _Crash):
+            self._crash()
         else:
             attempt, answer = item
             running = self._running.get(attempt)
@@ -216,8 +247,38 @@ class Simulator:
                 self._running[instruction.attempt].execution.move(self.machine.snapshot_of(instruction.attempt))
             elif isinstance(instruction, ev.Stop):
                 self._stop(instruction)
+            elif isinstance(instruction, ev.Act):
+                self._at(self._now_s + self._effect_s / 2, instruction)
+
+    def _perform(self, act: ev.Act, *, heard: bool) -> None:
+        """Have the world do what the run asks of it; the answer takes its time, if anybody waits for it."""
+        self.run_.effect_log.append((self._now_s, act.what, act.intent))
+        answer = self.run_.ledger.perform(act.what, act.intent, act.effect)
+        if heard:
+            self._at(self._now_s + self._effect_s / 2, answer)
+
+    def _crash(self) -> None:
+        """Lose the process: bodies and answers are gone, calls that have left still arrive."""
+        for running in self._running.values():
+            running.steps.close()
+        self._running.clear()
+        self._busy = 0
+        kept: list[tuple[float, int, Any]] = []
+        for at_s, order, item in self._heap:
+            if isinstance(item, ev.Act):
+                kept.append((at_s, order, _Unheard(item)))
+            elif isinstance(item, Revision | _Unheard | _Crash):
+                kept.append((at_s, order, item))
+        heapq.heapify(kept)
+        self._heap = kept
+        self.machine = self.run_.machine = replay(self.graph, self.machine.journal, self.machine.policy)
+        self._send(ev.Recover())
 
     def _start_ready(self) -> None:
+        for node, slot in self.machine.undoable():
+            self._send(ev.Compensate(node, slot))
+        for node, slot in self.machine.sendable():
+            self._send(ev.Dispatch(node, slot))
         for name in self.machine.ready():
             if self._n_slots is not None and self._busy >= self._n_slots:
                 return
@@ -319,6 +380,18 @@ def simulate(
     return Simulator(workflow, inputs, policy_named(policy) if isinstance(policy, str) else policy, **options).run()
 
 
+def _astray(run: SimulatedRun) -> list[str]:
+    """Return where the world differs from what a sealed run believes to be out there."""
+    if run.machine.state != "closed":
+        return []
+    slots = run.machine.live_effects().items()
+    out = {confirmation(node, slot): each.payload for node, effects in slots for slot, each in effects.items()}
+    found = list(run.ledger.live())
+    wrong = [name for name, payload in found if name not in out or not equal(out[name], payload)]
+    wrong += [*(out.keys() - dict(found).keys()), *run.ledger.repeated]
+    return [f"effects in the world: {name}" for name in wrong]
+
+
 def truth_of(run: SimulatedRun, answer: Answer = answer_by_hash) -> tuple[Truth, list[str]]:
     """Return the latest-version oracle of a finished run and where the run differs from it."""
 
@@ -326,5 +399,6 @@ def truth_of(run: SimulatedRun, answer: Answer = answer_by_hash) -> tuple[Truth,
         return answer(ask)
 
     machine = run.machine
-    truth = drive(oracle(machine.graph, machine.inputs, choices(machine), fresh, machine.overrides))
-    return truth, differences(machine, truth)
+    known = choices(machine), fresh, machine.overrides, receipts_of(machine)
+    truth = drive(oracle(machine.graph, machine.inputs, *known))
+    return truth, differences(machine, truth) + _astray(run)

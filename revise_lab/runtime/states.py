@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from revise_lab.audit.auditor import audit
 from revise_lab.audit.plain import same
 from revise_lab.audit.scenario import FAILED, Scenario
-from revise_lab.audit.truth import current_truth
+from revise_lab.audit.truth import current_truth, receipt_of
 from revise_lab.core.plan import Policy
 from revise_lab.errors import ReviseLabError
 from revise_lab.records import event as ev
@@ -39,7 +39,8 @@ def modes_of(how: Policy) -> frozenset[str]:
     """Return the words by which a scenario tells policies apart."""
     switches = how.switches
     extension = {"extension"} if switches.extension == "on" else set()
-    return frozenset({how.name, switches.check, switches.propagation, switches.unknown, *extension})
+    words = {f"{switches.release}_release", switches.compensation, *extension}
+    return frozenset({how.name, switches.check, switches.propagation, switches.unknown, *words})
 
 
 # --- what must hold --------------------------------------------------------------------------------------------------
@@ -48,7 +49,7 @@ def modes_of(how: Policy) -> frozenset[str]:
 def wrong(world: World, added: Sequence[ev.Entry]) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a state that was just reached, and with what was decided on the way."""
     machine = world.machine
-    inputs, outcome = current_truth(world.scenario, world.accepted)
+    inputs, outcome, effects = current_truth(world.scenario, world.accepted)
     truth = {name: value for name, value in outcome.items() if value != FAILED}
     for name, value in inputs.items():
         if not same(machine.inputs[name], value):
@@ -56,25 +57,41 @@ def wrong(world: World, added: Sequence[ev.Entry]) -> Iterator[tuple[str, str]]:
     for name, run in machine.runs.items():
         if run.settled and not same(machine.values.get(name, ABSENT), truth.get(name, ABSENT)):
             yield "settled wrong", f"{name} is {machine.values.get(name)!r}, a fresh run gives {truth.get(name)!r}"
+    out = [name for name, _ in world.outside.ledger.live()]
+    for name in {name for name in out if out.count(name) > 1}.union(world.outside.ledger.repeated):
+        yield "two live effects", f"{name} is out twice"
     for at, entry in enumerate(added):
         if isinstance(entry, ev.Committed) and not any(isinstance(later, ev.Accepted) for later in added[at:]):
             name = entry.attempt.rpartition("@")[0]
             if name in machine.runs and not same(machine.values[name], truth.get(name, ABSENT)):
                 yield "committed wrong", f"{name} is {machine.values[name]!r}, a fresh run gives {truth.get(name)!r}"
+        if isinstance(entry, ev.Effected) and entry.state == "dispatched" and entry.effect:
+            name = f"{entry.intent.node}/{entry.intent.slot}"
+            if not same(entry.effect.payload, effects.get(name, ABSENT)):
+                yield "stale dispatch", f"{name} sends {entry.effect.payload!r}, a fresh run {effects.get(name)!r}"
         if isinstance(entry, ev.Started | ev.Moved) and entry.attempt in machine.attempts:
             snapshot = machine.attempts[entry.attempt].snapshot
             for name, value in snapshot.parents.items() if snapshot else ():
-                if not same(value, truth.get(name, ABSENT)):
+                receipt = receipt_of(effects[name]) if name in effects else ABSENT
+                if not same(value, receipt if "/" in name else truth.get(name, ABSENT)):
                     yield "snapshot never existed", f"{entry.attempt} sees {name} = {value!r}, not {truth.get(name)!r}"
 
 
 def wrong_end(world: World) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a run in which nothing can happen any more."""
     machine = world.machine
-    _, truth = current_truth(world.scenario, world.accepted)
+    _, truth, effects = current_truth(world.scenario, world.accepted)
     if machine.state == "cancelled":
         return
+    if machine.status == "blocked":
+        yield from _wrong_residue(world)
+        return
     failed = FAILED in truth.values()
+    out = dict(world.outside.ledger.live())
+    if failed:  # what lies below a failure is kept until it is known what is wanted; what has failed wants nothing
+        out = {name: payload for name, payload in out.items() if truth.get(name.rpartition("/")[0]) == FAILED}
+    if not same(freeze(out), freeze({} if failed else effects)):
+        yield "wrong effects", f"{out!r} is out, a fresh run publishes {effects!r}"
     if machine.status != ("failed" if failed else "closed"):
         waits = ", ".join(f"{run.name} is {run.status}" for run in machine.runs.values() if not run.settled)
         yield "stuck", f"the run is {machine.status}; {waits}"
@@ -83,6 +100,20 @@ def wrong_end(world: World) -> Iterator[tuple[str, str]]:
         yield "wrong output", f"{came_out!r}, a fresh run gives {truth!r}"
     if not any(same(came_out, freeze(final)) for final in world.scenario.required.finals):
         yield "not the required outcome", f"{came_out!r}"
+
+
+def _wrong_residue(world: World) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a run that waits for a person: it may only do so for what the scenario names."""
+    _, truth, effects = current_truth(world.scenario, world.accepted)
+    out = dict(world.outside.ledger.live())
+    for intent, effect, why in world.machine.residue():
+        name = f"{intent.node}/{intent.slot}"
+        wanted = same(effect.payload, effects.get(name, ABSENT)) and same(effect.payload, out.get(name, ABSENT))
+        if name not in world.scenario.required.blocked or (wanted and effect.reversibility == "X"):
+            yield "blocked", f"{name}: {why}"
+    for name, value in world.machine.outputs().items():
+        if not same(value, truth.get(name, ABSENT)):
+            yield "wrong output", f"{name} is {value!r}, a fresh run gives {truth.get(name)!r}"
 
 
 def final_of(world: World) -> Any:

@@ -7,22 +7,25 @@ next. :meth:`World.key` is what tells two states apart that can go on differentl
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
 from revise_lab.audit.scenario import Scenario, Step, parse_read
 from revise_lab.audit.truth import look
 from revise_lab.core.body import Execution
-from revise_lab.core.machine import Machine
+from revise_lab.core.machine import Machine, replay
 from revise_lab.core.plan import Policy
 from revise_lab.core.table import Attempt
 from revise_lab.errors import ReviseLabError
 from revise_lab.records import event as ev
 from revise_lab.records.attempt import AttemptState
+from revise_lab.records.effect import Effect, EffectState, Reversibility
 from revise_lab.records.selector import Marker, Selector
 from revise_lab.records.value import ABSENT, Value
 from revise_lab.records.workflow import Graph, Workflow
+
+from .outside import Outside
 
 _MARKERS: Final = {"": Marker.VALUE, "members": Marker.MEMBERS, "len": Marker.MEMBERS, "kind": Marker.KIND}
 _FACTS: Final[Mapping[type, str]] = {
@@ -30,6 +33,7 @@ _FACTS: Final[Mapping[type, str]] = {
     ev.Moved: "move", ev.Failed: "fail", ev.Retracted: "retract", ev.Accepted: "accept", ev.Refused: "refuse",
     ev.Duplicate: "duplicate",
 }  # fmt: skip
+_OUTSIDE: Final = frozenset({"land", "unland", "find", "answer", "lose", "refused", "stuck", "silent", "vanish"})
 
 
 # --- a scenario as a workflow ----------------------------------------------------------------------------------------
@@ -45,6 +49,12 @@ class _Pause:
         yield self.at
 
 
+def _end(step: Step, seen: list[Value], ctx: Any) -> Any:
+    for slot, payload, kind, *consent in step.effects(*seen) if step.effects else ():
+        ctx.stage(Effect(slot, payload, Reversibility(kind), consent=bool(consent)))
+    return step.out(*seen)
+
+
 def _body(step: Step) -> Callable[..., Any]:
     async def one_by_one(state: Any, ctx: Any) -> Any:
         seen: list[Value] = []
@@ -52,13 +62,13 @@ def _body(step: Step) -> Callable[..., Any]:
             await _Pause(text, len(seen))
             seen.append(look(state, text, ctx.key))
         await _Pause("", len(seen))
-        return step.out(*seen)
+        return _end(step, seen, ctx)
 
     def at_once(state: Any, ctx: Any) -> Any:
         seen: list[Value] = []
         while (text := step.next_read(seen)) is not None:
             seen.append(look(state, text, ctx.key))
-        return step.out(*seen)
+        return _end(step, seen, ctx)
 
     return at_once if step.sync else one_by_one
 
@@ -116,6 +126,7 @@ class World:
     """
 
     def __init__(self, scenario: Scenario, how: Policy, history: Iterable[str] = ()) -> None:
+        how = how._replace(switches=replace(how.switches, **scenario.switches))
         self.scenario, self.how = scenario, how
         self.graph = workflow_of(scenario)
         self.machine = Machine(self.graph, scenario.inputs, how)
@@ -126,18 +137,24 @@ class World:
         self._arrivals = scenario.arrivals()
         self._firsts = frozenset(first for first, _ in scenario.holds)
         self._done: set[str] = set()
+        self.outside = Outside(scenario.faults)
+        self.crashes = list(scenario.crashes)
         for move in history:
             self.do(move)
 
     def moves(self) -> list[str]:
         """Return the moves that can be made now, in the language of histories."""
         machine, running = self.machine, self._running.values()
-        is_open = machine.state == "open"
+        is_open = machine.state in ("open", "closing")
         free = self.scenario.n_slots is None or len(self._running) < self.scenario.n_slots
         found = [f"start {name}" for name in machine.ready()] if free and is_open else []
         found += [f"read {each.node} {each.next}" if each.next else f"finish {each.node}" for each in running]
         found += list(self._arrivals)[: None if self.scenario.any_order else 1]
         found += dict.fromkeys(f"late {undead.node}" for undead in self._undead)
+        if self.scenario.has_effects:
+            found += self._effect_moves()
+        if self.crashes and machine.state in ("open", "closing"):
+            found.append(self.crashes[0])
         if self.scenario.cancel and is_open:
             found.append("cancel")
         if machine.closable and (self.scenario.early_close or not self._arrivals):
@@ -145,12 +162,64 @@ class World:
         held = {then for first, then in self.scenario.holds if first not in self._done}
         return [move for move in found if move not in held]
 
+    def _effect_moves(self) -> list[str]:
+        machine = self.machine
+        found = [f"send {node}/{slot}" for node, slot in machine.sendable()]
+        found += (f"compensate {node}/{slot}" for node, slot in machine.undoable())
+        for node, slot in self._unapproved():
+            found.append(f"approve {node}/{slot}")
+            found += (f"denied {node}/{slot}" for _ in "1" if self.outside.fault(f"{node}/{slot}", "denied"))
+        return found + self.outside.moves()
+
+    def _unapproved(self) -> list[tuple[str, str]]:
+        if self.machine.switches.approval == "off" or self.machine.state not in ("open", "closing"):
+            return []
+        boxes = (box for boxes in self.machine.outboxes.values() for box in boxes.values())
+        return [
+            (box.node, box.slot)
+            for box in boxes
+            if box.waiting and box.waiting.state is EffectState.STAGED and not box.waiting.approved
+        ]
+
+    def _crash(self, how: str) -> int:
+        """Lose the process, and with the power what was not yet durable; return the length of the journal that is left."""
+        journal = self.machine.journal
+        self.crashes.pop(0)
+        if how == "power":
+            last = max((i for i, entry in enumerate(journal) if ev.is_durable(entry)), default=0)
+            journal = journal[: last + 1]
+        machine = replay(self.graph, journal, self.how)
+        if how == "kill" and machine.fingerprint() != self.machine.fingerprint():
+            raise ReviseLabError("the journal does not lead to the state that it was written in - an event is missing")
+        for running in self._running.values():
+            running.steps.close()
+        self._running.clear()
+        self._undead.clear()
+        self.outside.crash()
+        self.machine = machine
+        return len(machine.journal)
+
     def do(self, move: str) -> list[ev.Entry]:
         """Make a move and return what it adds to the journal."""
         before = len(self.machine.journal)
         what, _, rest = move.partition(" ")
         node = rest.partition(" ")[0]
-        if what == "start":
+        if what in _OUTSIDE:
+            answer = self.outside.do(move)
+            if answer is not None:
+                self._send(answer)
+        elif what in ("kill", "power"):
+            before = self._crash(what)
+            self._send(ev.Recover())
+        elif what in ("approve", "denied"):
+            if what == "denied":
+                self.outside.spend(rest, what)
+            node, _, slot = rest.rpartition("/")
+            self._send(ev.Authorise(node, slot, granted=what == "approve"))
+        elif what in ("send", "compensate"):
+            node, _, slot = rest.rpartition("/")
+            self._send(ev.Dispatch(node, slot) if what == "send" else ev.Compensate(node, slot))
+        elif what == "start":
             self._send(ev.Start(node))
         elif what in ("read", "finish"):
             self._resume(next(each for each in self._running.values() if each.node == node))
@@ -173,6 +242,8 @@ class World:
                 self._execute(order)
             elif isinstance(order, ev.Moved):
                 self._running[order.attempt].execution.move(self.machine.snapshot_of(order.attempt))
+            elif isinstance(order, ev.Act):
+                self.outside.take(order)
             elif isinstance(order, ev.Stop):
                 running = self._running.get(order.attempt)
                 if running is not None and running.stepping:
@@ -261,7 +332,27 @@ class World:
                 )
                 for name, run in sorted(machine.runs.items())
             ),
+            self.scenario.has_effects and self._effects_key(),
+            tuple(self.crashes),
         )  # fmt: skip
+
+    def _effects_key(self) -> Hashable:
+        machine = self.machine
+        boxes = [box for boxes in machine.outboxes.values() for box in boxes.values()]
+        orders = sorted(box.live.order for box in boxes if box.live)
+        rows = []
+        for box in boxes:
+            live, waiting = box.live, box.waiting
+            run = machine.runs.get(box.node)
+            current = run and run.current and run.current.id
+            rows.append((
+                box.node, box.slot, box.epoch,
+                live and (live.state, live.effect.payload, live.unwanted, live.undo_sent, live.landed,
+                          live.attempt == current, orders.index(live.order)),
+                waiting and (waiting.state, waiting.effect.payload, waiting.approved, waiting.attempt == current),
+                machine.values.get(f"{box.node}/{box.slot}"),
+            ))  # fmt: skip
+        return tuple(sorted(rows, key=lambda row: row[:2])), self.outside.key()
 
     def _attempt_key(self, attempt: Attempt | None) -> Hashable:
         if attempt is None:
@@ -327,6 +418,8 @@ def events_of(move: str, added: Iterable[ev.Entry]) -> tuple[str, ...]:
     """Return the events of a move: the move itself and what was decided, by node or revision."""
     events = [] if move.startswith("start ") else [move]
     for entry in added:
+        if isinstance(entry, ev.Effected):
+            events.append(f"{entry.state} {entry.intent.node}/{entry.intent.slot}")
         word = _FACTS.get(type(entry))
         if word is None:
             continue

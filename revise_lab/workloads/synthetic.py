@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from revise_lab.records.effect import Effect, Reversibility
 from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.value import canonical_text, freeze
 from revise_lab.records.workflow import Workflow
@@ -75,6 +76,8 @@ class WorldShape:
     structural: float = 0.2
     unknown: float = 0.1
     collide: float = 0.4
+    effect: float = 0.0
+    """That a node stages an effect; a third of the later nodes wait for the confirmation of one."""
 
 
 def random_world(rng: np.random.Generator, shape: WorldShape = WorldShape()) -> World:
@@ -93,6 +96,7 @@ def random_world(rng: np.random.Generator, shape: WorldShape = WorldShape()) -> 
     joins: list[str] = []
     placed: list[int] = []
     routers: list[str] = []
+    staging: set[str] = set()
     for i, layer in enumerate(layers):
         above = [name for name, place in zip(names, placed, strict=True) if place < layer]
         name = f"n{i}"
@@ -109,7 +113,14 @@ def random_world(rng: np.random.Generator, shape: WorldShape = WorldShape()) -> 
         modulus = shape.n_values if rng.random() < shape.collide else 1 << 30
         whole = f"a{int(rng.integers(0, shape.n_artifacts))}" if rng.random() < shape.structural else ""
         spawns = rng.random() < shape.members and i + 1 < len(layers)
-        body = _body(tuple(own), tuple(late), tuple(parents), modulus, whole, spawns)
+        effect = ""
+        awaited: tuple[str, ...] = ()
+        if shape.effect:
+            effect = str(rng.choice(["R", "K", "K?"])) if rng.random() < shape.effect else ""
+            awaited = tuple(each for each in parents if each in staging and rng.random() < 0.3)
+            staging.update({name} if effect else ())
+        body = _body(tuple(own), tuple(late), tuple(parents), modulus, whole, spawns, effect, awaited)
+        parents = [*parents, *(f"{each}/e" for each in awaited)]
         needs = "all" if parents and rng.random() < 0.2 else "any"
         flow.node(name=name, kind="model", after=parents, when=when, unknown=unknown, needs=needs)(body)
         names.append(name)
@@ -155,6 +166,8 @@ def _body(
     modulus: int,
     whole: str,
     spawns: bool,
+    effect: str = "",
+    awaited: tuple[str, ...] = (),
 ) -> Any:
     async def body(state: Any, ctx: Any) -> dict[str, Any]:
         parts: list[Any] = [state[artifact][field] for artifact, field in own]
@@ -163,12 +176,15 @@ def _body(
         for parent in parents:
             if parent in state:
                 parts.append(state[parent]["x"])
+        parts += [f"{parent}/e" in state for parent in awaited]
         reply = await ctx.model(f"{parts}", max_tokens=2)
         for artifact, field in late:
             parts.append(state[artifact][field])
         output: dict[str, Any] = {"x": _mix([parts, reply.text if modulus > 1000 else ""], modulus)}
         if spawns:
             output["tasks"] = [task % 2 for task in state["a0"]["list"]]
+        if effect and not (effect.endswith("?") and output["x"] % 2):
+            ctx.stage(Effect("e", output["x"] % 3, Reversibility(effect[0])))
         return output
 
     return body

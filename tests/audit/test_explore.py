@@ -169,13 +169,13 @@ def test_the_truth_of_a_scenario_takes_branches_members_pins_and_failures():
     )
     change = rev("r1", ("r.g", "b"), ("r.m[0]", "v", "insert"), (("w[v]", "o"), 9, "override"))
     scenario = Scenario("t", "", steps, {"r": {"m": ["u", "u"], "f": 1, "g": "a"}}, (change,), Required(()))
-    _, before = current_truth(scenario, ())
+    _, before, _ = current_truth(scenario, ())
     assert before["P"] == {"m": {"u": "u", "u#1": "u"}}
     assert before["R"] == {"o": 1, "lane": {"a": True}}
     assert before["b"] == {"o": "1"}
     assert before["x"] == FAILED
     assert "y" not in before
-    inputs, after = current_truth(scenario, ("r1",))
+    inputs, after, _ = current_truth(scenario, ("r1",))
     assert inputs["r"] == {"m": ("v", "u", "u"), "f": 1, "g": "b"}
     assert "a" not in after
     assert after["b"] == {"o": "None"}

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import pytest
+from effect_mutants import EFFECT_MUTANTS
 
 from revise_lab.audit.scenarios import SCENARIOS
 from revise_lab.core.plan import Policy
@@ -375,6 +376,7 @@ MUTANTS = [
         ((f"{MACHINE}._on_cancel", "if run.attempt:", "if False:"),),
     ),
 ]
+MUTANTS += [Mutant(*each) for each in EFFECT_MUTANTS]
 
 
 def test_every_mutant_is_killed():
