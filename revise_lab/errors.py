@@ -95,6 +95,10 @@ class RunFailed(ReviseLabError):
     """A node exhausted its retries; the run can be revised or resumed."""
 
 
+class RunBlocked(ReviseLabError):
+    """An effect needs a person: it could not be undone, or nobody knows what became of it."""
+
+
 class RunCancelled(ReviseLabError):
     """The run was cancelled."""
 

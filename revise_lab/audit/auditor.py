@@ -427,6 +427,10 @@ class Auditor:
     def _on_close(self, entry: ev.Close) -> None:
         self._outbox.seal()
 
+    def _on_reopen(self, entry: ev.Reopen) -> None:
+        self._state = "open"
+        self._outbox.seal(sealing=False)
+
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _on_cancel(self, entry: ev.Cancel) -> None:

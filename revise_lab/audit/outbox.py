@@ -68,9 +68,9 @@ class Outbox:
         self._sealing = False
         self._early: dict[str, tuple[str, int]] = {}
 
-    def seal(self) -> None:
-        """Note that the run was asked to close."""
-        self._sealing = True
+    def seal(self, *, sealing: bool = True) -> None:
+        """Note that the run was asked to close, or was opened again."""
+        self._sealing = sealing
 
     def receipt(self, entry: ev.Receipt) -> None:
         """Note that somebody reads a confirmation: its effect was right to leave before the close."""

@@ -21,7 +21,7 @@ from revise_lab.records import event as ev
 from revise_lab.records.attempt import AttemptState, Coverage, Outcome
 from revise_lab.records.revision import Change, Revision
 from revise_lab.records.selector import Read, Selector
-from revise_lab.records.value import ABSENT, Value, digest, freeze, make
+from revise_lab.records.value import ABSENT, Value, digest, freeze, make, thaw
 from revise_lab.records.workflow import Graph
 
 from .certify import check, recheck
@@ -300,6 +300,10 @@ class Machine(Revising):
             self.state = "closing"
             self._release_all()
 
+    def _on_reopen(self, event: ev.Reopen) -> None:
+        self.journal.append(event)
+        self.state = "open"
+
     def _seal(self) -> None:
         """Close a sealed run as soon as everything that is wanted is out, and nothing else."""
         if self.quiet and self.effects_done and all(run.settled for run in self.runs.values()):
@@ -404,6 +408,7 @@ _HANDLERS: dict[type, Callable[[Machine, Any], None]] = {
     ev.Compensate: Machine._on_compensate,
     ev.Answered: Machine._on_answered,
     ev.Recover: Machine._on_recover,
+    ev.Reopen: Machine._on_reopen,
 }
 _ALLOWED: Final = {
     state: {kind: handler for kind, handler in _HANDLERS.items() if (state, kind.__name__.lower()) in RUN}
@@ -430,6 +435,9 @@ def replay(graph: Graph, journal: Iterable[ev.Entry], policy: Policy) -> Machine
         raise ReviseLabError(
             f"the journal opens with {opened!r} - it is not one of {graph.name!r} under {policy.name!r}"
         )
+    if (was := thaw(opened.switches)) != (now := policy.switches.as_dict()):
+        other = ", ".join(f"{name}={was.get(name)!r}" for name in now if was.get(name) != now[name])
+        raise ReviseLabError(f"the journal is of a run with {other} - build the policy with the same switches")
     machine = Machine(graph, opened.inputs, policy)
     for entry in entries:
         if type(entry) in _HANDLERS:

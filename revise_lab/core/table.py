@@ -89,6 +89,7 @@ RUN: Final[Mapping[tuple[str, str], str]] = {
     ("open", "cancel"): "cancelled",
     ("closing", "cancel"): "cancelled",
     ("open", "close"): "closing",
+    ("closed", "reopen"): "open",
 }
 """(state of the run, event) -> the state that follows; a revision of a sealed run is answered with a refusal.
 

@@ -38,12 +38,14 @@ def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) ->
 def _explore(arguments: argparse.Namespace) -> int:
     from revise_lab.audit.scenarios import SCENARIOS
     from revise_lab.policies import policy
-    from revise_lab.runtime.explore import combinations, explore_all
+    from revise_lab.runtime.explore import combinations, effect_combinations, explore_all
 
     for name in arguments.scenarios:
         if name not in SCENARIOS:
             raise ConfigError(f"no scenario is named {name!r}; there are: {', '.join(SCENARIOS)}")
-    policies = combinations() if arguments.all_switches else [policy(name) for name in arguments.policy or _USUAL]
+    policies = [policy(name) for name in arguments.policy or _USUAL]
+    if arguments.all_switches:
+        policies = list(dict.fromkeys((*combinations(), *effect_combinations())))
     n_pairs = len(policies) * len(arguments.scenarios or SCENARIOS)
     rows = explore_all(
         arguments.scenarios, policies, -(-arguments.audit // n_pairs), jobs=arguments.jobs, tell=_progress()

@@ -141,6 +141,10 @@ class Recover(NamedTuple):
     """The process was restarted: no attempt runs any more, and no call to a target is being waited for (R13)."""
 
 
+class Reopen(NamedTuple):
+    """A sealed run takes revisions again; what is committed and out in the world stays."""
+
+
 # --- facts -----------------------------------------------------------------------------------------------------------
 
 
@@ -335,7 +339,7 @@ class Ask(NamedTuple):
 
 Event: TypeAlias = (
     Revise | ReviseTogether | Start | Observe | Extend | Finish | Fail | Stopped | Cancel | Close
-    | Authorise | Dispatch | Compensate | Answered | Recover
+    | Authorise | Dispatch | Compensate | Answered | Recover | Reopen
 )  # fmt: skip
 Fact: TypeAlias = (
     Accepted | Deferred | Refused | Duplicate | Planned | Started | Committed | Rejected | Failed | Retracted

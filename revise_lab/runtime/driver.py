@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from inspect import isawaitable
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from revise_lab.core.body import Ask, Execution, Loss
 from revise_lab.core.machine import Machine
@@ -22,7 +23,10 @@ from revise_lab.errors import ReviseLabError
 from revise_lab.records import event as ev
 from revise_lab.records.value import Value, thaw
 
+from .dispatch import Authorise, Dispatcher
+from .journal import Journal
 from .reply import Model, ModelRequest
+from .target import Target
 
 INSIDE: ContextVar[tuple[str, ...]] = ContextVar("inside", default=())
 """The runs whose node bodies the current task is executing."""
@@ -51,6 +55,26 @@ class _Task:
     span: AttemptSpan = field(default_factory=lambda: AttemptSpan("", "", 0.0))
 
 
+class Outside(NamedTuple):
+    """What a run is connected to besides its model.
+
+    Attributes
+    ----------
+    targets, authorise, effect_timeout_s
+        See :class:`revise_lab.runtime.dispatch.Dispatcher`.
+    journal : Journal, optional
+        Every event is written there before anything happens because of it.
+    """
+
+    targets: Mapping[str, Target] = MappingProxyType({})
+    authorise: Authorise | None = None
+    effect_timeout_s: float = 30.0
+    journal: Journal | None = None
+
+
+NOTHING_OUTSIDE = Outside()
+
+
 class Driver:
     """Drives one machine on the running event loop.
 
@@ -68,6 +92,8 @@ class Driver:
         See :class:`revise_lab.core.body.Execution`.
     on_change : callable
         Called after every event.
+    outside : Outside
+        Targets, whoever allows effects, and the durable journal.
     """
 
     def __init__(
@@ -79,6 +105,7 @@ class Driver:
         n_slots: int | None = None,
         loss: Loss | None = None,
         on_change: Callable[[], None] = lambda: None,
+        outside: Outside = NOTHING_OUTSIDE,
     ) -> None:
         self.machine = machine
         self.model = model
@@ -92,6 +119,9 @@ class Driver:
         self._loss = loss
         self._on_change = on_change
         self._tasks: dict[str, _Task] = {}
+        self._journal = outside.journal
+        self._written = outside.journal.length if outside.journal else 0
+        self.dispatcher = Dispatcher(outside.targets, outside.authorise, outside.effect_timeout_s, self.send)
         self._random = random.SystemRandom()
 
     def send(self, event: ev.Event) -> list[ev.Instruction]:
@@ -107,20 +137,25 @@ class Driver:
         """Start ready nodes while slots are free; seal the run when everything is settled."""
         while (names := self.machine.ready()) and (self._n_slots is None or len(self._tasks) < self._n_slots):
             self._handle(ev.Start(names[0]))
+        while slots := self.machine.undoable():
+            self._handle(ev.Compensate(*slots[0]))
+        while slots := self.machine.sendable():
+            self._handle(ev.Dispatch(*slots[0]))
         if self.machine.closable and not self.held:
             self._handle(ev.Close())
-            if self.machine.state == "open":
-                self.pump()
+            self.pump()
 
     async def aclose(self) -> None:
         """Cancel what still runs and wait for it, fenced threads included."""
-        tasks = [each.task for each in self._tasks.values() if each.task]
+        tasks = [*(each.task for each in self._tasks.values() if each.task), *self.dispatcher.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _handle(self, event: ev.Event) -> list[ev.Instruction]:
         instructions = self.machine.handle(event)
+        if self._journal is not None:
+            self._written = self._journal.append(self.machine.journal[self._written :], at=self._written)
         for instruction in instructions:
             if isinstance(instruction, ev.Execute):
                 self._execute(instruction)
@@ -128,6 +163,8 @@ class Driver:
                 self._tasks[instruction.attempt].execution.move(self.machine.snapshot_of(instruction.attempt))
             elif isinstance(instruction, ev.Stop):
                 self._stop(instruction)
+            elif isinstance(instruction, ev.Act | ev.Ask):
+                self.dispatcher.carry_out(instruction, self._note_crash)
         return instructions
 
     def _flush(self) -> None:
@@ -185,11 +222,20 @@ class Driver:
         try:
             async with asyncio.timeout(node.timeout_s):
                 if node.is_sync:
-                    return await asyncio.to_thread(lambda: drive(execution.run()))
-                return await execution.run()
+                    event = await asyncio.to_thread(lambda: drive(execution.run()))
+                else:
+                    event = await execution.run()
         except TimeoutError:
             late = TimeoutError(f"node {node.name!r} ran longer than timeout_s={node.timeout_s:g}")
             return execution.failed(late)
+        if isinstance(event, ev.Finish) and event.effects:
+            try:
+                self.dispatcher.check(event)
+            except ReviseLabError as error:
+                return ev.Fail(
+                    event.attempt, f"{type(error).__name__}: {error}", False, event.reads, event.coverage, event.calls
+                )
+        return event
 
     async def _perform(self, ask: Ask) -> Value:
         span = self.spans[ask.attempt]

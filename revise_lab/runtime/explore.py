@@ -9,9 +9,9 @@ nothing is copied. A failure is one line of moves, which :func:`replay_line` exe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import product
 from random import Random
 from time import perf_counter
@@ -32,18 +32,32 @@ class NoSuchMove(ReviseLabError):
     """A line of moves does not fit its scenario."""
 
 
+_RECOVERY = {
+    "check": ("delta", "digest"), "propagation": ("descendants", "diff"), "unknown": ("global", "local"),
+    "extension": ("off", "on"),
+}  # fmt: skip
+_EFFECTS = {"check": ("delta", "digest"), "release": ("commit", "close"), "compensation": ("lazy", "eager")}
+
+
 def combinations() -> list[Policy]:
-    """Return every policy with every combination of switches that is not refused."""
-    found = []
-    for name, check, propagation, unknown, extension in product(
-        names(), ("delta", "digest"), ("descendants", "diff"), ("global", "local"), ("off", "on")
-    ):
-        try:
-            switches = {"check": check, "propagation": propagation, "unknown": unknown, "extension": extension}
-            found.append(policy(name, **switches))
-        except RefusedCombination:
-            continue
-    return found
+    """Return every policy with every combination of switches that is not refused, effects as each policy has them."""
+    return _combined(_RECOVERY)
+
+
+def effect_combinations() -> list[Policy]:
+    """Return every policy with both checks and every combination of the switches that concern effects."""
+    return _combined(_EFFECTS)
+
+
+def _combined(choices: Mapping[str, tuple[str, ...]]) -> list[Policy]:
+    found = dict[Policy, None]()
+    for name, *values in product(names(), *choices.values()):
+        switches = dict(zip(choices, values, strict=True))
+        if switches["check"] == "delta" and "propagation" not in switches:
+            switches |= {"propagation": "descendants", "extension": "off"}
+        with suppress(RefusedCombination):
+            found[policy(name, **switches)] = None
+    return list(found)
 
 
 # --- unmerged --------------------------------------------------------------------------------------------------------
@@ -142,10 +156,9 @@ def explore(scenario: Scenario, how: Policy, *, n_audited: int = 0, seed: int = 
     if not merged.problems:
         both = [race for race, pair in pairs.items() if all(merged.seen_orders(*each) for each in (pair, pair[::-1]))]
         problems += (Problem("race not seen in both orders", race, "") for race in pairs if race not in both)
-    switches = how.switches
     row = {
         "name": scenario.name,
-        "policy": f"{how.name} {switches.check} {switches.propagation} {switches.unknown} {switches.extension}",
+        "policy": label(how, effects=scenario.has_effects),
         "states": len(merged.edges),
         "transitions": sum(map(len, merged.edges)),
         "histories": 0 if merged.problems else merged.histories(),
@@ -158,11 +171,18 @@ def explore(scenario: Scenario, how: Policy, *, n_audited: int = 0, seed: int = 
     return _with_audit(row, scenario, how, n_audited, seed)
 
 
+def label(how: Policy, *, effects: bool = True) -> str:
+    """Return a policy and its switches in a few words."""
+    each = how.switches
+    words = (how.name, each.check, each.propagation, each.unknown, each.extension)
+    return " ".join((*words, each.release, each.compensation) if effects else words)
+
+
 def _with_audit(row: dict[str, Any], scenario: Scenario, how: Policy, n: int, seed: int) -> dict[str, Any]:
     if not n:
         return row
     began_s = perf_counter()
-    count, found = audited(scenario, how, n, n // 2 if row["histories"] > 2 * n else 0, Random(seed))
+    count, found = audited(scenario, how, n, n // 2 if row["histories"] > 20 * n else 0, Random(seed))
     findings = [*row["findings"], *(each._asdict() for each in found)]
     return {**row, "audited": count, "findings": findings, "seconds": row["seconds"] + perf_counter() - began_s}
 

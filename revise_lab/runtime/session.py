@@ -17,27 +17,42 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from revise_lab import errors
 from revise_lab.audit.auditor import Finding, audit
 from revise_lab.core.body import Ask, Loss
 from revise_lab.core.machine import Machine, replay
-from revise_lab.core.oracle import Truth, choices, differences, oracle
+from revise_lab.core.oracle import Truth, choices, differences, oracle, receipts_of
 from revise_lab.core.plan import Policy, RecoveryPlan
-from revise_lab.errors import ReentrantRevision, ReviseLabError, RevisionRefused, RunCancelled, RunFailed
+from revise_lab.errors import (
+    ReentrantRevision,
+    RefusedCombination,
+    ReviseLabError,
+    RevisionRefused,
+    RunBlocked,
+    RunCancelled,
+    RunFailed,
+)
 from revise_lab.policies import policy as policy_named
 from revise_lab.records import event as ev
+from revise_lab.records.effect import Answer as Said
 from revise_lab.records.revision import Change, Op, Revision
-from revise_lab.records.selector import Path, parse_path
-from revise_lab.records.value import ABSENT, Value, thaw
+from revise_lab.records.selector import Path as Place
+from revise_lab.records.selector import parse_path
+from revise_lab.records.value import ABSENT, Value, freeze, thaw
 from revise_lab.records.workflow import Graph, Workflow
 
-from .driver import INSIDE, AttemptSpan, Driver
+from .dispatch import Authorise
+from .driver import INSIDE, AttemptSpan, Driver, Outside
+from .journal import Journal
 from .reply import Model
+from .target import Target
 
 _RUN_NUMBERS = itertools.count(1)
 
@@ -51,6 +66,8 @@ class Result:
     version: int
     late_invalid: int
     """Certificates that only the close found broken; 0 unless the protocol failed."""
+    effects: dict[str, dict[str, Any]]
+    """Plain payload of every effect that is out in the world, by node and slot."""
 
 
 class Session:
@@ -73,6 +90,16 @@ class Session:
         Degrades provenance; for studies.
     coalesce_s : float
         Longest time that a revision waits for others, to be planned together with them; 0 plans each at once.
+    targets : mapping of str to Target
+        Where effects are written, by the name under which nodes stage them.
+    authorise : callable, optional
+        ``authorise(intent, effect)`` says, or resolves to, whether a staged effect may leave; by default all may.
+    effect_timeout_s : float
+        How long a target may take to answer; then it is asked what became of the call.
+    journal : str or Path, optional
+        File in which the run is kept, so that :meth:`resume` can go on with it when this process has died.
+    redact : callable, optional
+        See :class:`revise_lab.runtime.journal.Journal`.
     **switches : str
         Switches of the policy, when it is given by name.
     """
@@ -87,15 +114,27 @@ class Session:
         n_slots: int | None = None,
         loss: Loss | None = None,
         coalesce_s: float = 0.0,
+        targets: Mapping[str, Target] = MappingProxyType({}),
+        authorise: Authorise | None = None,
+        effect_timeout_s: float = 30.0,
+        journal: str | Path | None = None,
+        redact: Callable[[Any], Any] | None = None,
         **switches: Any,
     ) -> None:
         self.graph = workflow.graph() if isinstance(workflow, Workflow) else workflow
         self.inputs = inputs
-        self.policy = policy_named(policy, **switches) if isinstance(policy, str) else policy
+        how = policy_named(policy, **switches) if isinstance(policy, str) else policy
+        if authorise is not None:
+            how = how._replace(switches=replace(how.switches, approval="on"))
+        elif how.switches.approval == "on":
+            raise RefusedCombination("approval='on' and nobody to ask - pass authorise=, a callable")
+        self.policy = how
         self.endpoint = endpoint
         self.n_slots = n_slots
         self.loss = loss
         self.coalesce_s = coalesce_s
+        self.journal, self.redact = journal, redact
+        self.outside = Outside(targets, authorise, effect_timeout_s)
 
     def start(self) -> Run:
         """Start a run on the running event loop.
@@ -103,9 +142,54 @@ class Session:
         Raises
         ------
         ReviseLabError
-            No event loop is running.
+            No event loop is running, or the journal holds a run already.
         """
-        return Run(self, Machine(self.graph, self.inputs, self.policy))
+        machine = Machine(self.graph, self.inputs, self.policy)
+        if self.journal is None:
+            return Run(self, machine)
+        journal = Journal(self.journal, redact=self.redact)
+        if journal.length:
+            journal.close()
+            raise ReviseLabError(
+                f"{self.journal} holds a run already - go on with it by resume(), or name another file"
+            )
+        return Run(self, machine, journal)
+
+    def resume(self, path: str | Path | None = None) -> Run:
+        """Go on with a run whose process has died, from its journal; inputs and revisions come from there.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            The journal; by default that of the session.
+
+        Raises
+        ------
+        JournalError
+            It is locked, damaged or redacted, or holds no run.
+        ReviseLabError
+            It is of another workflow, or of a policy with other switches.
+        """
+        journal = self._opened(path)
+        try:
+            machine = replay(self.graph, journal.events(), self.policy)
+        except ReviseLabError:
+            journal.close()
+            raise
+        return Run(self, machine, journal, resumed=True)
+
+    def replay(self, path: str | Path | None = None, until: int | None = None) -> Machine:
+        """Return the machine as it was when the entry at sequence number ``until`` had not yet been written."""
+        with self._opened(path) as journal:
+            return replay(self.graph, journal.entries(until), self.policy)
+
+    def _opened(self, path: str | Path | None) -> Journal:
+        where = path or self.journal
+        if where is None:
+            raise ReviseLabError("the session has no journal - pass the path of one")
+        if not Path(where).exists():
+            raise ReviseLabError(f"there is no journal {where} - start a run with Session(..., journal={str(where)!r})")
+        return Journal(where, redact=self.redact)
 
 
 class Acceptance:
@@ -139,7 +223,9 @@ class Run:
         The state; look, do not touch.
     """
 
-    def __init__(self, session: Session, machine: Machine) -> None:
+    def __init__(
+        self, session: Session, machine: Machine, journal: Journal | None = None, *, resumed: bool = False
+    ) -> None:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -156,8 +242,15 @@ class Run:
         self._pending: list[tuple[Revision, asyncio.Future[RecoveryPlan | None]]] = []
         self._waiters: set[asyncio.Future[None]] = set()
         self._driver = Driver(
-            machine, None, run_id=self.id, n_slots=session.n_slots, loss=session.loss, on_change=self._notify
+            machine,
+            None,
+            run_id=self.id,
+            n_slots=session.n_slots,
+            loss=session.loss,
+            on_change=self._notify,
+            outside=session.outside._replace(journal=journal),
         )
+        self._resumed, self._file = resumed, journal
         self._main = loop.create_task(self._live(), name=self.id)
         self._main.add_done_callback(lambda _: self._notify())
 
@@ -166,6 +259,8 @@ class Run:
         from .endpoint import connect
 
         async with AsyncExitStack() as stack:
+            if self._file is not None:
+                stack.callback(self._file.close)
             endpoint = self.session.endpoint
             if isinstance(endpoint, str):
                 self.model = await stack.enter_async_context(connect(endpoint))
@@ -173,9 +268,11 @@ class Run:
                 self.model = endpoint
             self._driver.model = self.model
             stack.push_async_callback(self._driver.aclose)
+            if self._resumed and self.machine.state in ("open", "closing"):
+                self._driver.send(ev.Recover())
             self._driver.pump()
             self._notify()
-            while self.machine.status in ("open", "failed"):
+            while self.machine.state in ("open", "closing") or self.machine.effects_move:
                 await self._change()
 
     def _notify(self) -> None:
@@ -196,7 +293,7 @@ class Run:
 
     def revise(
         self,
-        path: str | Path | Revision,
+        path: str | Place | Revision,
         value: Any = ABSENT,
         *,
         op: str = "set",
@@ -274,9 +371,26 @@ class Run:
         answer.set_result(self.plan if applied else None)
 
     def cancel(self) -> None:
-        """Cancel the run: nothing starts any more, and a late success changes nothing."""
-        if self.machine.state == "open":
+        """Cancel the run: nothing starts or leaves any more, and a late success changes nothing; what is out stays."""
+        if self.machine.state in ("open", "closing"):
             self._driver.send(ev.Cancel())
+
+    def resolve(self, node: str, slot: str, answer: str, receipt: Any = None) -> None:
+        """Tell the run what a person has found out about a blocked effect.
+
+        Parameters
+        ----------
+        node, slot : str
+            The effect.
+        answer : str
+            ``landed``, ``absent`` or ``undone``, as it is at the target now.
+        receipt : Any
+            What confirms it, JSON-like, where it has landed.
+        """
+        intent = next((i for i, _, _ in self.machine.residue() if (i.node, i.slot) == (node, slot)), None)
+        if intent is None:
+            raise ReviseLabError(f"effect {node}/{slot} is not blocked - residue() lists what is")
+        self._driver.send(ev.Answered(intent, Said(answer), freeze(receipt), "a person says so"))
 
     def reopen(self) -> Run:
         """Return a new run that goes on from this one's journal, open to revisions again.
@@ -288,10 +402,11 @@ class Run:
         """
         if self.machine.state != "closed":
             raise ReviseLabError(f"run {self.id} is {self.machine.status}, not closed - revise it as it is")
-        journal = self.machine.journal
-        sealed = max(at for at, entry in enumerate(journal) if isinstance(entry, ev.Close))
-        machine = replay(self.session.graph, journal[:sealed], self.session.policy)
-        return Run(self.session, machine)
+        session = self.session
+        machine = replay(session.graph, self.machine.journal, session.policy)
+        machine.handle(ev.Reopen())
+        file = Journal(session.journal, redact=session.redact) if session.journal else None
+        return Run(session, machine, file)
 
     # --- waiting ---------------------------------------------------------------------------------------------------
 
@@ -302,6 +417,8 @@ class Run:
         ------
         RunFailed
             A node exhausted its retries; the run can still be revised, and its result awaited again.
+        RunBlocked
+            An effect needs a person; it is listed. The run goes on when it is resolved or revised.
         RunCancelled
             The run was cancelled.
         """
@@ -312,12 +429,19 @@ class Run:
             if status == "closed":
                 await asyncio.shield(self._main)
                 outputs = {name: thaw(value) for name, value in self.machine.outputs().items()}
-                return Result(outputs, self.machine.version, self.machine.late_invalid)
+                return Result(outputs, self.machine.version, self.machine.late_invalid, self.effects())
             if status == "failed" and not self._driver.held:
                 failures = self.machine.failures()
                 what = "; ".join(f"{node}: {error}" for node, error in failures.items())
                 raise RunFailed(
                     f"run {self.id} failed in {what} - revise what it read, or start again", failures=failures
+                )
+            if status == "blocked" and not self._driver.held:
+                residue = [f"{intent.node}/{intent.slot}: {why}" for intent, _, why in self.machine.residue()]
+                raise RunBlocked(
+                    f"run {self.id} waits for a person: {'; '.join(residue)} - settle it at the target and tell the run"
+                    " with resolve(), or revise",
+                    residue=residue,
                 )
             if status == "cancelled" or self._main.done():
                 raise RunCancelled(f"run {self.id} was cancelled - start it again with Session.start()")
@@ -363,6 +487,15 @@ class Run:
         """The recovery plan of the last revision."""
         return self.machine.plan
 
+    def effects(self) -> dict[str, dict[str, Any]]:
+        """Return the payload of every effect that is confirmed to be out in the world, by node and slot."""
+        live = self.machine.live_effects()
+        return {node: {slot: thaw(each.payload) for slot, each in slots.items()} for node, slots in live.items()}
+
+    def residue(self) -> tuple[tuple[Any, Any, str], ...]:
+        """Return the effects with which only a person can go on, and why."""
+        return self.machine.residue()
+
     @property
     def journal(self) -> list[ev.Entry]:
         """Everything that happened, in order."""
@@ -403,7 +536,8 @@ class Run:
             raise ReviseLabError(f"the oracle asks what no committed attempt asked: {ask.node} {ask.request!r}")
 
         machine = self.machine
-        truth = await oracle(machine.graph, machine.inputs, choices(machine), fresh, machine.overrides)
+        known = choices(machine), fresh, machine.overrides, receipts_of(machine)
+        truth = await oracle(machine.graph, machine.inputs, *known)
         return truth, differences(machine, truth)
 
     def drawing(self) -> tuple[list[tuple[str, str, str, str]], list[tuple[str, str]]]:

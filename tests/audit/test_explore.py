@@ -10,11 +10,19 @@ import pytest
 from revise_lab.audit.scenario import FAILED, Required, Scenario, Step, rev
 from revise_lab.audit.scenarios import SCENARIOS
 from revise_lab.audit.truth import current_truth
-from revise_lab.core.plan import Policy
 from revise_lab.errors import ReviseLabError
 from revise_lab.policies import policy
 from revise_lab.runtime import explore as explorer
-from revise_lab.runtime.explore import NoSuchMove, combinations, explore, explore_all, replay_line, schedules
+from revise_lab.runtime.explore import (
+    NoSuchMove,
+    combinations,
+    effect_combinations,
+    explore,
+    explore_all,
+    label,
+    replay_line,
+    schedules,
+)
 from revise_lab.runtime.states import Merged, final_of
 from revise_lab.runtime.world import World
 
@@ -47,11 +55,6 @@ FEW_ORDERS = [
 PLUS, PAPER = policy("revise_plus"), policy("revise")
 
 
-def label(how: Policy) -> str:
-    switches = how.switches
-    return "-".join((how.name, switches.check, switches.propagation, switches.unknown, switches.extension))
-
-
 def _pairs():
     for name in SCENARIOS:
         for how in (PAPER, PLUS):
@@ -76,6 +79,18 @@ def test_every_order_under_every_combination_of_switches(how):
     print(f"{label(how)}: {sum(row['states'] for row in rows)} states, {sum(row['audited'] for row in rows)} audited")
 
 
+EFFECTS = [name for name, each in SCENARIOS.items() if each.has_effects]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", effect_combinations(), ids=label)
+def test_every_order_of_effects_under_every_release_and_compensation(how):
+    rows = explore_all(EFFECTS, [how], n_audited=20)
+    bad = [(row["name"], row["findings"][0]) for row in rows if row["findings"]]
+    assert not bad, bad[0]
+    assert all(row["both_orders"] == row["racing_pairs"] for row in rows)
+
+
 @pytest.mark.slow
 def test_twenty_thousand_schedules_are_audited_from_their_journals():
     rows = explore_all(SCENARIOS, n_audited=21_000 // (2 * len(SCENARIOS)))
@@ -89,7 +104,7 @@ def test_the_combinations_are_all_that_are_not_refused():
     published = ("restart", "suffix", "revise", "revise_plus", "wait")
     found = [label(how) for how in combinations() if how.name in published]
     assert len(found) == len(set(found)) == 5 * 2 * (1 + 2 + 2)
-    assert not [each for each in found if "delta-diff" in each or each.endswith("delta-descendants-local-on")]
+    assert not [each for each in found if "delta diff" in each or "delta descendants local on" in each]
 
 
 @pytest.mark.parametrize("how", [PAPER, PLUS], ids=label)

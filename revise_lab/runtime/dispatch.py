@@ -1,0 +1,113 @@
+"""Carrying out what the machine says of effects: ask whoever has to allow them, call targets, report what they say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from inspect import isawaitable
+from typing import Any
+
+from revise_lab.errors import ReviseLabError
+from revise_lab.records import event as ev
+from revise_lab.records.effect import Answer, Effect, EffectState, Intent
+from revise_lab.records.value import Value, freeze, thaw
+
+from .target import PremiseChanged, Receipt, Target, TargetError, check_target
+
+Authorise = Callable[[Intent, Effect], Any]
+"""Returns, or resolves to, whether an effect may leave."""
+
+
+class Dispatcher:
+    """The calls to targets of one run.
+
+    Parameters
+    ----------
+    targets : mapping of str to Target
+        By the name under which effects are staged.
+    authorise : callable, optional
+        Asked before an effect may leave.
+    timeout_s : float
+        How long a target may take; after that its answer is unknown and it is asked.
+    send : callable
+        Takes events.
+    """
+
+    def __init__(
+        self,
+        targets: Mapping[str, Target],
+        authorise: Authorise | None,
+        timeout_s: float,
+        send: Callable[[ev.Event], Any],
+    ) -> None:
+        self._targets, self._authorise, self._timeout_s, self._send = targets, authorise, timeout_s, send
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def check(self, event: ev.Finish) -> None:
+        """Refuse an effect that has no target, or one that cannot do what its class needs.
+
+        Raises
+        ------
+        ReviseLabError
+            Naming the effect and the target.
+        """
+        for effect in event.effects:
+            target = self._targets.get(effect.target)
+            if target is None:
+                known = ", ".join(sorted(self._targets)) or "none"
+                raise ReviseLabError(
+                    f"{event.attempt} stages {effect.slot!r} for target {effect.target!r}, which the session does not have -"
+                    f" pass it in targets= (there: {known})"
+                )
+            check_target(target, effect.reversibility)
+
+    def carry_out(self, order: ev.Act | ev.Ask, on_error: Callable[[asyncio.Task[None]], None]) -> None:
+        """Start a call in the background."""
+        work = self._act(order) if isinstance(order, ev.Act) else self._ask(order)
+        task = asyncio.get_running_loop().create_task(work, name=f"effect {order.intent.key}")
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(on_error)
+
+    async def _ask(self, order: ev.Ask) -> None:
+        assert self._authorise is not None
+        granted = self._authorise(order.intent, order.effect)
+        granted = await granted if isawaitable(granted) else granted
+        self._send(ev.Authorise(order.intent.node, order.intent.slot, bool(granted), "" if granted else "denied"))
+
+    async def _act(self, order: ev.Act) -> None:
+        target = self._targets[order.effect.target]
+        call = asyncio.to_thread(_call, target, order)
+        try:
+            answer = await asyncio.wait_for(call, self._timeout_s)
+        except TimeoutError:
+            answer = ev.Answered(order.intent, Answer.UNSURE, None, f"no answer within {self._timeout_s:g} s")
+        self._send(answer)
+
+
+def _call(target: Target, order: ev.Act) -> ev.Answered:
+    """Call a target and put what it says into the words of the protocol; what is not sure is unsure."""
+    key = order.intent.key
+    try:
+        if order.what == "publish":
+            receipt = target.publish(key, thaw(order.effect.payload), dict(thaw(order.effect.premises)))
+            return ev.Answered(order.intent, Answer.LANDED, _value(receipt))
+        if order.what == "undo":
+            target.compensate(key)
+            return ev.Answered(order.intent, Answer.UNDONE)
+        found = target.find(key, close=True)
+    except PremiseChanged as error:
+        return ev.Answered(order.intent, Answer.REFUSED, None, str(error))
+    except TargetError as error:
+        sure = order.what != "find"
+        return ev.Answered(order.intent, Answer.STUCK if sure else Answer.UNSURE, None, str(error))
+    except Exception as error:
+        return ev.Answered(order.intent, Answer.UNSURE, None, f"{type(error).__name__}: {error}")
+    if found is None:
+        return ev.Answered(order.intent, Answer.ABSENT)
+    undone = found.state is EffectState.COMPENSATED
+    return ev.Answered(order.intent, Answer.UNDONE if undone else Answer.LANDED, _value(found))
+
+
+def _value(receipt: Receipt) -> Value:
+    return freeze({"intent": receipt.intent_key, "payload": thaw(freeze(receipt.payload))})
