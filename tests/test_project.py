@@ -188,7 +188,7 @@ def test_versions_stand_in_one_place():
 def test_continuous_integration_runs_what_the_readme_names():
     script = _read(ROOT / ".ci/run")
     assert os.access(ROOT / ".ci/run", os.X_OK)
-    for command in ("make test", "make slow", "make live", "make browser", "make reproduce"):
+    for command in ("make test", "make slow", "make live", "make postgres", "make browser", "make reproduce"):
         assert command in script
 
 

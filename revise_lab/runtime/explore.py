@@ -215,7 +215,8 @@ def explore_all(
     known = list(scenarios) or list(SCENARIOS)
     if unknown := [name for name in known if name not in SCENARIOS]:
         raise ReviseLabError(f"no scenario is named {unknown[0]!r} - choose one of {', '.join(SCENARIOS)}")
-    pairs = list(product(known, list(policies) or [policy("revise"), policy("revise_plus")]))
+    usual = [policy("revise"), policy("revise_plus")]
+    pairs = [(name, how) for name, how in product(known, list(policies) or usual) if _tells_apart(name, how)]
     with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as pool:
         run: Any = pool.map if pool else map
         rows = _told(run(_explore_pair, pairs), "explored", len(pairs), tell)
@@ -223,6 +224,13 @@ def explore_all(
             return rows
         shares = _shares([row["histories"] for row in rows], n_audited * len(rows))
         return _told(run(_audit_pair, rows, pairs, shares, [seed] * len(rows)), "audited", len(pairs), tell)
+
+
+def _tells_apart(name: str, how: Policy) -> bool:
+    """Say whether a scenario can tell a policy from the same one with its usual release and compensation."""
+    usual = policy(how.name).switches
+    effects = ("release", "compensation")
+    return SCENARIOS[name].has_effects or all(getattr(how.switches, each) == getattr(usual, each) for each in effects)
 
 
 def _told(rows: Iterable[dict[str, Any]], what: str, n: int, tell: Callable[..., None]) -> list[dict[str, Any]]:

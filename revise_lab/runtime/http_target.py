@@ -6,7 +6,8 @@ What is asked of the server, with the intent key, percent-encoded, as ``Idempote
 - ``POST {base}/{resource}`` with ``If-Match``: publish one whose premise is that resource. A precondition speaks of the
   resource in the address, so there can be only one.
 - ``POST {base}/{transactions}`` with ``intent_key``, ``payload`` and ``premises``: one with several, if there is that.
-- ``GET`` and ``DELETE {base}/effects/{key}``: find and compensate; both answer with ``payload`` and ``state``.
+- ``GET`` and ``DELETE {base}/effects/{key}``: find and compensate; both answer with ``payload`` and ``state``. With
+  ``?close=true`` a key that is not there is closed: a publication that arrives under it later gets 410.
 - ``HEAD {base}/{resource}``: the strong ``ETag`` is the token.
 """
 
@@ -117,9 +118,9 @@ class HttpTarget:
                 raise OutcomeUnknown(f"{self.name}: {intent_key} is still in progress there - ask what became of it")
         raise self._refused(answer, f"publish {intent_key}")
 
-    def find(self, intent_key: str) -> Receipt | None:
-        """Say what became of an intent; None if it never arrived."""
-        answer = self._send("GET", f"/effects/{quote(intent_key, safe='')}")
+    def find(self, intent_key: str, *, close: bool = False) -> Receipt | None:
+        """Say what became of an intent; None if it never arrived, and with ``close`` never will."""
+        answer = self._send("GET", f"/effects/{quote(intent_key, safe='')}{'?close=true' * close}")
         return None if answer.status_code == 404 else self._receipt(answer, intent_key)
 
     def compensate(self, intent_key: str) -> Receipt:

@@ -1,7 +1,7 @@
 """The durable journal: what happened in a run, in a file from which the run can be resumed.
 
 Every row carries a checksum over the row before it, so that a row which was changed, lost or moved shows. A record is
-promised only once it is on the disk: a transaction that holds one of those (:func:`must_be_durable`) is committed with
+promised only once it is on the disk: a transaction that holds one of those (:func:`~.event.is_durable`) is committed with
 ``synchronous=FULL``, which also secures all that was written before; the others may be lost by a power failure, the
 newest first, but never in part.
 
@@ -22,17 +22,11 @@ from revise_lab.errors import ReviseLabError
 from revise_lab.records import event as ev
 from revise_lab.runtime.journal_file import SCHEMA_VERSION, Dropped, JournalError, JournalFile, JournalLocked, Row
 
-__all__ = ["SCHEMA_VERSION", "Dropped", "Journal", "JournalError", "JournalLocked", "must_be_durable"]
+__all__ = ["SCHEMA_VERSION", "Dropped", "Journal", "JournalError", "JournalLocked"]
 
-_DURABLE = frozenset({"Accepted", "Closed", "Dispatched", "Confirmed"})
 _FACTS = frozenset(kind.__name__ for kind in get_args(ev.Fact))
 _NO_FACT = f"kind NOT IN ({', '.join(map(repr, sorted(_FACTS)))})"
 _PAGE_ROWS = 512
-
-
-def must_be_durable(entry: ev.Entry) -> bool:
-    """Say whether an entry is a promise to somebody outside, who must not hear of it before it is on the disk."""
-    return type(entry).__name__ in _DURABLE
 
 
 class Journal:
@@ -127,7 +121,7 @@ class Journal:
             The disk is full or refuses, there would be a gap, or another entry has that number. Nothing was added.
         """
         entries = list(entries)
-        durable = durable or any(map(must_be_durable, entries))
+        durable = durable or any(map(ev.is_durable, entries))
         file = self._file
         with file.guard, file.phrased("append to"):
             first = file.length if at is None else at

@@ -18,6 +18,7 @@ from revise_lab.runtime.target import (
     OutcomeUnknown,
     Receipt,
     TargetError,
+    arrived,
     check_premises,
     first_receipt,
     not_published,
@@ -129,15 +130,23 @@ class SqlTarget:
 
         return self._run(intent_key, do)
 
-    def find(self, intent_key: str) -> Receipt | None:
-        """Say what became of an intent; None if it never arrived."""
-        return self._run(intent_key, lambda connection: self._receipt(connection, intent_key))
+    def find(self, intent_key: str, *, close: bool = False) -> Receipt | None:
+        """Say what became of an intent; None if it never arrived, and with ``close`` never will."""
+
+        def do(connection: sql.Connection) -> Receipt | None:
+            known = self._receipt(connection, intent_key)
+            if known is None and close:
+                row = {"intent_key": intent_key, "payload": "null", "state": str(EffectState.DROPPED)}
+                connection.execute(self.effects.insert().values(row))
+            return arrived(known)
+
+        return self._run(intent_key, do)
 
     def compensate(self, intent_key: str) -> Receipt:
         """Undo a publication; again is the same as once."""
 
         def do(connection: sql.Connection) -> Receipt:
-            known = self._receipt(connection, intent_key, lock=True)
+            known = arrived(self._receipt(connection, intent_key, lock=True))
             if known is None:
                 raise not_published(self.name, intent_key)
             if known.state is EffectState.COMPENSATED:

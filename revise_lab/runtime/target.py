@@ -43,7 +43,7 @@ class Receipt(NamedTuple):
     intent_key: str
     payload: Value
     state: EffectState
-    """``confirmed`` or ``compensated``."""
+    """``confirmed``, ``compensated``, or ``dropped``: closed before it arrived."""
 
 
 class Target(Protocol):
@@ -85,8 +85,12 @@ class Target(Protocol):
             It may be.
         """
 
-    def find(self, intent_key: str) -> Receipt | None:
-        """Say what became of an intent; None if it never arrived."""
+    def find(self, intent_key: str, *, close: bool = False) -> Receipt | None:
+        """Say what became of an intent; None if it never arrived.
+
+        With ``close`` it never will either: the key is closed in the same step, so that a call which is still on its way,
+        sent by a process that has died since, finds it taken. Without that no answer would be worth anything.
+        """
 
     def compensate(self, intent_key: str) -> Receipt:
         """Undo a publication; again is the same as once."""
@@ -132,8 +136,23 @@ def premise_changed(target: str, intent_key: str, names: list[str]) -> PremiseCh
     )
 
 
+def closed(intent_key: str) -> Receipt:
+    """Return what stands for an intent that was asked for and had not arrived."""
+    return Receipt(intent_key, None, EffectState.DROPPED)
+
+
+def arrived(receipt: Receipt | None) -> Receipt | None:
+    """Return the receipt of an intent that did arrive."""
+    return None if receipt is None or receipt.state is EffectState.DROPPED else receipt
+
+
 def first_receipt(target: str, receipt: Receipt, payload: object) -> Receipt:
     """Return the receipt of an intent that is there, if sending it again means the same."""
+    if receipt.state is EffectState.DROPPED:
+        raise IntentConflict(
+            f"{target}: {receipt.intent_key} was asked for before it arrived, which closed it - publish in the next epoch",
+            intent_key=receipt.intent_key,
+        )
     if receipt.state is EffectState.COMPENSATED:
         raise IntentConflict(
             f"{target}: {receipt.intent_key} was compensated, which closes its epoch - publish in the next one",
@@ -213,11 +232,14 @@ class MemoryTarget:
         with self._lock:
             return self._token(resource)
 
-    def find(self, intent_key: str) -> Receipt | None:
+    def find(self, intent_key: str, *, close: bool = False) -> Receipt | None:
         """Say what became of an intent."""
         self._reach(intent_key)
         with self._lock:
-            return self._receipts.get(intent_key)
+            known = self._receipts.get(intent_key)
+            if known is None and close:
+                self._receipts[intent_key] = closed(intent_key)
+            return arrived(known)
 
     def publish(self, intent_key: str, payload: object, premises: Mapping[str, str]) -> Receipt:
         """Publish an intent if its premises hold."""
@@ -239,7 +261,7 @@ class MemoryTarget:
         """Undo a publication."""
 
         def do() -> Receipt:
-            known = self._receipts.get(intent_key)
+            known = arrived(self._receipts.get(intent_key))
             if known is None:
                 raise not_published(self.name, intent_key)
             if known.state is EffectState.COMPENSATED:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -20,9 +19,10 @@ from revise_lab import Workflow, simulate
 from revise_lab.core.machine import replay
 from revise_lab.policies import policy
 from revise_lab.records import event as ev
+from revise_lab.records.effect import EffectState, Intent
 from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.value import freeze
-from revise_lab.runtime.journal import SCHEMA_VERSION, Journal, JournalError, JournalLocked, must_be_durable
+from revise_lab.runtime.journal import SCHEMA_VERSION, Journal, JournalError, JournalLocked
 
 OPENED = ev.Opened("trip", freeze({"request": {"budget": 900}}), "revise", freeze({}))
 PROMISE = ev.Accepted("r1", 1, (), unconditional=False)
@@ -166,13 +166,11 @@ def test_an_entry_of_another_version_is_named(path):
 # --- durability ---
 
 
-class Dispatched(NamedTuple):
-    intent: str
-
-
 def test_promises_are_durable_and_the_level_is_back_after_them(path):
-    closed, fact = ev.Closed(3, 0), ev.Retracted("n", 1)
-    assert [must_be_durable(each) for each in (PROMISE, closed, Dispatched("i"), fact, OPENED)] == [1, 1, 1, 0, 0]
+    closed, fact, intent = ev.Closed(3, 0), ev.Retracted("n", 1), Intent("w", "n", "s", 0)
+    assert [ev.is_durable(each) for each in (PROMISE, ev.Deferred("r"), closed, fact, OPENED)] == [1, 1, 1, 0, 0]
+    kept = [state for state in EffectState if ev.is_durable(ev.Effected(intent, state))]
+    assert kept == ["dispatched", "confirmed", "compensating"]
     seen = []
 
     def connect(name):

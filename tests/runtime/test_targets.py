@@ -126,6 +126,8 @@ class Shop:
         if changed and self.premise_first:
             return JSONResponse({"changed": changed}, 412)
         if key in self.effects:
+            if self.effects[key]["state"] == "dropped":
+                return Response(status_code=410)
             same = self.effects[key] == {"payload": payload, "state": "confirmed"}
             return Response(status_code=200 if same else 422)
         if changed:
@@ -137,6 +139,10 @@ class Shop:
     async def effect(self, request):
         key = request.path_params["key"]
         found = self.effects.get(key)
+        if found is None and "close" in request.query_params:
+            self.effects[key] = {"payload": None, "state": "dropped"}
+        if found and found["state"] == "dropped":
+            found = None
         if found and request.method == "DELETE" and found["state"] == "confirmed":
             found["state"] = "compensated"
             self.happened.append(("compensate", key))
@@ -221,6 +227,19 @@ def test_an_intent_is_published_once_and_compensated_once(target):
     with pytest.raises(IntentConflict, match="closes its epoch"):
         target.publish(key, REFUND, {})
     assert target.publish(key + "2", REFUND, {}).state is EffectState.CONFIRMED
+
+
+def test_what_is_asked_for_before_it_arrives_never_does(target):
+    assert target.find("late", close=True) is None
+    for _ in "12":
+        with pytest.raises(TargetError):
+            target.publish("late", REFUND, {})
+    assert (target.find("late"), target.find("late", close=True)) == (None, None)
+    with pytest.raises(TargetError, match="never published"):
+        target.compensate("late")
+    assert happened(target) == {}
+    receipt = target.publish("early", REFUND, {})
+    assert target.find("early", close=True) == receipt == target.publish("early", REFUND, {})
 
 
 def test_premises_are_part_of_the_publication(target):
