@@ -89,6 +89,7 @@ class _Read(NamedTuple):
     seen: Any
     at: int
     activates: bool = False
+    controls: bool = False
 
     def __str__(self) -> str:
         return _place(self.artifact, self.path, self.marker)
@@ -304,7 +305,7 @@ class Auditor:
     def _take(self, attempt: _Attempt, reads: Iterable[Any]) -> None:
         for (artifact, path, marker, role), observed in reads:
             activates = role == "control" and marker == "has" and not attempt.reads
-            read = _Read(artifact, path, str(marker), observed, self._at, activates)
+            read = _Read(artifact, path, str(marker), observed, self._at, activates, role == "control")
             on_snapshot = self._value(read, attempt.at)
             if not same(on_snapshot, observed):
                 self._find(Anomaly.CONTRADICTION, attempt.id, read, latest=on_snapshot)
@@ -314,6 +315,15 @@ class Auditor:
         attempt = self._attempts[entry.attempt]
         if attempt.state == "running":
             self._take(attempt, entry.reads)
+
+    def _on_reconsidered(self, entry: ev.Reconsidered) -> None:
+        """Take the reads of a decision that came out as before in the place of those that it had."""
+        attempt = self._attempts[entry.attempt]
+        if self._current.get(attempt.node) is attempt and same(entry.output, attempt.output):
+            attempt.at = self._at
+            attempt.reads = [read for read in attempt.reads if read.activates or not read.controls]
+            self._take(attempt, entry.reads)
+            self._fresh.clear()
 
     def _on_finish(self, entry: ev.Finish | ev.Fail) -> None:
         attempt = self._attempts[entry.attempt]
@@ -458,6 +468,7 @@ _MOVES: Final = {"Started": "start", "Observe": "read", "Finish": "finish", "Fai
 _ARRIVALS: Final = {"Revise", "ReviseTogether", "Cancel", "Close"}
 _SILENT: Final = {
     "Opened", "Start", "Extend", "Planned", "Accepted", "Stopped", "Closed", "Dispatch", "Compensate", "Receipt",
+    "Reconsidered",
 }  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from revise_lab.errors import WorkflowError
 from revise_lab.records.attempt import Call, Coverage
 from revise_lab.records.effect import Effect, Reversibility
-from revise_lab.records.event import Execute, Fail, Finish, Observe
+from revise_lab.records.event import Execute, Fail, Finish, Observe, Reconsidered
 from revise_lab.records.selector import Marker, Path, Read, Selector
-from revise_lab.records.value import Obj, Value, canonical_text, freeze, thaw
+from revise_lab.records.value import ABSENT, Obj, Value, canonical_text, freeze, thaw
 from revise_lab.records.workflow import LANE, Body, Graph, Node, lanes, with_keys
 
 from .tracking import Group, Recorder, StateView, thawed
@@ -260,6 +260,20 @@ class Execution:
         for path in self._spawns:
             output = with_keys(output, path)
         return output
+
+    def reconsidered(self, output: Value) -> Reconsidered:
+        """Make the decision of a node again, on what its body returned once and the snapshot of now (rule R7).
+
+        A decision that cannot be made comes out as absent, so that its node runs again and shows why.
+        """
+        result = {key: value for key, value in thaw(output).items() if key != LANE}
+        try:
+            decided = self.complete(result)
+        except Exception:
+            decided = ABSENT
+        complete = self.recorder.coverage is Coverage.COMPLETE
+        reads = tuple(Read(*each) for each in self.recorder.reads.items())
+        return Reconsidered(self.order.attempt, decided if complete else ABSENT, reads)
 
     def _new_reads(self) -> tuple[tuple[Read, ...], Coverage]:
         recorded = list(self.recorder.reads.items())

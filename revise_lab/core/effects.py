@@ -300,6 +300,9 @@ class Effecting(Settling):
                 self._stop(attempt.run, "the process was restarted")
             if attempt.state in (AttemptState.CANCELLED, AttemptState.ORPHANED):
                 del self.attempts[attempt.id]
+        for name in [*self._asked]:
+            del self._asked[name]
+            self._queue(self.runs[name])
         self._out.clear()
         for box in self._boxes():
             record = box.live

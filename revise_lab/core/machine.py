@@ -20,19 +20,20 @@ from revise_lab.errors import IllegalEvent, ReviseLabError
 from revise_lab.records import event as ev
 from revise_lab.records.attempt import AttemptState, Coverage, Outcome
 from revise_lab.records.revision import Change, Revision
-from revise_lab.records.selector import Read, Selector
-from revise_lab.records.value import ABSENT, Value, digest, freeze, make, thaw
+from revise_lab.records.selector import Read, Role, Selector
+from revise_lab.records.value import ABSENT, Value, digest, equal, freeze, make, thaw
 from revise_lab.records.workflow import Graph
 
 from .certify import check, recheck
 from .plan import Policy, RecoveryPlan
 from .provenance import ReaderIndex
 from .revising import Revising
-from .table import ATTEMPTS, RUN, Attempt, NodeRun
+from .table import ATTEMPTS, RUN, Attempt, NodeRun, conflict_of
 
 # bound once: looking a member up on its class costs 0.07 us in Python 3.11, more than the decisions made with it
 _RUNNING, _FINISHED = AttemptState.RUNNING, AttemptState.FINISHED
 _COMPLETE, _UNKNOWN = Coverage.COMPLETE, Coverage.UNKNOWN
+_CONTROL = Role.CONTROL
 
 
 class Machine(Revising):
@@ -234,6 +235,41 @@ class Machine(Revising):
         self._move(attempt, "stopped", AttemptState.CANCELLED)
         self.attempts.pop(attempt.id)
 
+    def _reconsiders(self, run: NodeRun, current: Attempt) -> bool:
+        """Ask for a decision again where nothing else of a committed attempt has changed (R7); say whether it is open."""
+        control = current.dropped is None and not current.failed and run.node.branch is not None
+        if not control or any(each.role is not _CONTROL for each in current.mismatched):
+            return False
+        if run.source is not None and run.source[1] in current.mismatched:
+            return False
+        if self._asked.get(run.name) != current.id:
+            self._asked[run.name] = current.id
+            assert current.outcome is not None
+            self._out.append(ev.Reconsider(self._snapshot(current.id, run), current.outcome.output))
+        return True
+
+    def _on_reconsidered(self, event: ev.Reconsidered) -> None:
+        """Keep an attempt whose decision comes out as before; it has read what the decision reads now."""
+        attempt = self.attempts.get(event.attempt)
+        if attempt is None or self._asked.get(attempt.run.name) != event.attempt:
+            raise IllegalEvent(
+                f"reconsidered names attempt {event.attempt!r}, whose decision nobody asked for", attempt=event.attempt
+            )
+        self.journal.append(event)
+        run = attempt.run
+        del self._asked[run.name]
+        self._queue(run)
+        if run.current is not attempt or attempt.dropped is not None or attempt.outcome is None:
+            return
+        if not equal(event.output, attempt.outcome.output):
+            self._drop(attempt, conflict_of(attempt) if attempt.mismatched else ev.Evidence("", "the decision"))
+            return
+        own = None if run.source is None else run.source[1]
+        kept = [read for read in attempt.reads if read.selector.role is not _CONTROL or read.selector == own]
+        self._forget(attempt)
+        attempt.reads, attempt.cells, attempt.mismatched = [], [], {}
+        self._record(attempt, (*kept, *event.reads))
+
     def _take(self, attempt: Attempt, reads: Iterable[Read], coverage: Coverage) -> None:
         self._record(attempt, reads)
         if coverage is _UNKNOWN or attempt.coverage is _COMPLETE:
@@ -371,7 +407,7 @@ class Machine(Revising):
         for box in self._boxes():
             for record in (box.live, box.waiting):
                 rows.append([box.node, box.slot, box.epoch, record and [record.state, record.unwanted, record.why]])
-        return digest(freeze([*rows, self.inputs, len(self.journal)]))
+        return digest(freeze([*rows, self.inputs, len(self.journal), sorted(self._asked.items())]))
 
     def check_invariants(self) -> None:
         """Assert the invariants of the state (tests; users cannot break them)."""
@@ -401,6 +437,7 @@ _HANDLERS: dict[type, Callable[[Machine, Any], None]] = {
     ev.Finish: Machine._on_finish,
     ev.Fail: Machine._on_fail,
     ev.Stopped: Machine._on_stopped,
+    ev.Reconsidered: Machine._on_reconsidered,
     ev.Cancel: Machine._on_cancel,
     ev.Close: Machine._on_close,
     ev.Authorise: Machine._on_authorise,

@@ -46,6 +46,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "unknown": ("global", "local"),
     "order": ("topological", "start", "commit"),
     "extension": ("off", "on"),
+    "control": ("reads", "condition"),
     "release": ("commit", "close"),
     "compensation": ("lazy", "eager"),
     "approval": ("off", "on"),
@@ -71,6 +72,9 @@ class Switches:
         The linear order of ``suffix``; the paper does not say, ``topological`` is our choice.
     extension : str
         ``on``: at a late read an attempt moves to the newest state if all its reads so far hold there (rule R4, ours).
+    control : str
+        ``reads``: a decision whose control reads changed is made again by running its node. ``condition``: it is made again
+        by itself, at the values of now, and if the whole output is the same nothing else runs (rule R7, ours).
     release : str
         When a staged effect may leave (rule E): ``commit``, when its node settles (the paper); ``close``, effects that are
         compensable or irreversible wait for the seal (ours).
@@ -86,6 +90,7 @@ class Switches:
     unknown: str = "global"
     order: str = "topological"
     extension: str = "off"
+    control: str = "reads"
     release: str = "commit"
     compensation: str = "lazy"
     approval: str = "off"
@@ -98,6 +103,11 @@ class Switches:
             raise RefusedCombination(
                 "propagation='diff' with check='delta' - a finished child would survive a cut-off parent while a running"
                 " one with the same reads is rejected - use check='digest', or propagation='descendants'"
+            )
+        if self.control == "condition" and self.check == "delta":
+            raise RefusedCombination(
+                "control='condition' with check='delta' - a decision that comes out as before would still be rejected, for"
+                " what it read has changed - use check='digest', or control='reads'"
             )
         if self.extension == "on" and self.check == "delta":
             raise RefusedCombination(

@@ -63,6 +63,8 @@ class Settling:
         self.members: dict[str, dict[str, NodeRun]] = {}
         self._retired: dict[str, int] = {}
         self._ready: dict[str, NodeRun] = {}
+        self._asked: dict[str, str] = {}
+        """Nodes whose decision is being made again, with the attempt."""
         self._live: dict[str, Attempt] = {}
         self._heap: list[tuple[int, str, str]] = []
         graph = self.graph
@@ -151,13 +153,18 @@ class Settling:
             other.n_undecided -= member.active is None
             self._queue(other)
         self._ready.pop(member.name, None)
+        self._asked.pop(member.name, None)
         self._retired[member.name] = member.n_attempts
         del self.runs[member.name]
 
     @property
     def quiet(self) -> bool:
         """Whether nothing runs or could start; what waits then waits for a node that has failed or is blocked."""
-        return not self._ready and all(attempt.state is not _RUNNING for attempt in self._live.values())
+        return (
+            not self._ready
+            and not self._asked
+            and all(attempt.state is not _RUNNING for attempt in self._live.values())
+        )
 
     # --- the pass --------------------------------------------------------------------------------------------------
 
@@ -185,6 +192,9 @@ class Settling:
     def _weigh_effects(self, run: NodeRun, d_settled: int) -> None:
         raise AssertionError("Effecting weighs effects")
 
+    def _reconsiders(self, run: NodeRun, current: Attempt) -> bool:
+        raise AssertionError("Machine asks for decisions")
+
     def _confirmed(self, run: NodeRun) -> bool:
         raise AssertionError("Effecting knows what is confirmed")
 
@@ -207,6 +217,8 @@ class Settling:
         else:
             settled = bool(active and valid and above and not run.conflict and not (current and current.failed))
         ready = bool(active and above and not valid and run.attempt is None and self.state in ("open", "closing"))
+        if ready and current is not None and self.switches.control == "condition" and self._reconsiders(run, current):
+            ready = False
         if ready is not run.ready:
             run.ready = ready
             if ready:

@@ -77,7 +77,8 @@ EFFECTS: Final[Mapping[tuple[S, str], S]] = {
 """(state, what happens) -> the state of an effect that follows; what is blocked goes on when a person says what is so."""
 
 _ANSWERED = (
-    "revise", "revisetogether", "observe", "extend", "finish", "fail", "stopped", "answered", "compensate", "recover",
+    "revise", "revisetogether", "observe", "extend", "finish", "fail", "stopped", "reconsidered", "answered", "compensate",
+    "recover",
 )  # fmt: skip
 RUN: Final[Mapping[tuple[str, str], str]] = {
     **{

@@ -97,6 +97,15 @@ class Stopped(NamedTuple):
     attempt: str
 
 
+class Reconsidered(NamedTuple):
+    """A decision was made again at the values of now, for an attempt that has committed (rule R7)."""
+
+    attempt: str
+    output: Value
+    """The whole output with the decision as it comes out now; absent if it could not be made."""
+    reads: tuple[Read, ...]
+
+
 class Cancel(NamedTuple):
     """The run is to be cancelled."""
 
@@ -314,6 +323,13 @@ class Execute(NamedTuple):
         return self.parents[artifact] if artifact in self.parents else self.inputs.get(artifact, ABSENT)
 
 
+class Reconsider(NamedTuple):
+    """Instruction: make the decision of a node again, on its output and a new snapshot, and report at once."""
+
+    order: Execute
+    output: Value
+
+
 class Moved(NamedTuple):
     """Instruction and fact: the attempt goes on, on the snapshot of ``version``."""
 
@@ -338,14 +354,16 @@ class Ask(NamedTuple):
 
 
 Event: TypeAlias = (
-    Revise | ReviseTogether | Start | Observe | Extend | Finish | Fail | Stopped | Cancel | Close
+    Revise | ReviseTogether | Start | Observe | Extend | Finish | Fail | Stopped | Reconsidered | Cancel | Close
     | Authorise | Dispatch | Compensate | Answered | Recover | Reopen
 )  # fmt: skip
 Fact: TypeAlias = (
     Accepted | Deferred | Refused | Duplicate | Planned | Started | Committed | Rejected | Failed | Retracted
     | Discarded | Blocked | Closed | Stop | Moved | Effected | Receipt
 )  # fmt: skip
-Instruction: TypeAlias = Execute | Moved | Stop | Accepted | Deferred | Refused | Duplicate | Closed | Act | Ask
+Instruction: TypeAlias = (
+    Execute | Reconsider | Moved | Stop | Accepted | Deferred | Refused | Duplicate | Closed | Act | Ask
+)  # fmt: skip
 Entry: TypeAlias = Opened | Event | Fact
 
 _DURABLE = frozenset({EffectState.DISPATCHED, EffectState.COMPENSATING, EffectState.CONFIRMED})

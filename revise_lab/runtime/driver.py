@@ -163,6 +163,9 @@ class Driver:
                 self._tasks[instruction.attempt].execution.move(self.machine.snapshot_of(instruction.attempt))
             elif isinstance(instruction, ev.Stop):
                 self._stop(instruction)
+            elif isinstance(instruction, ev.Reconsider):
+                again = Execution(self.machine.graph, instruction.order, self._perform)
+                self._handle(again.reconsidered(instruction.output))
             elif isinstance(instruction, ev.Act | ev.Ask):
                 self.dispatcher.carry_out(instruction, self._note_crash)
         return instructions

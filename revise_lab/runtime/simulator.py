@@ -247,6 +247,9 @@ class Simulator:
                 self._running[instruction.attempt].execution.move(self.machine.snapshot_of(instruction.attempt))
             elif isinstance(instruction, ev.Stop):
                 self._stop(instruction)
+            elif isinstance(instruction, ev.Reconsider):
+                again = Execution(self.graph, instruction.order, _perform)
+                self._send(again.reconsidered(instruction.output))
             elif isinstance(instruction, ev.Act):
                 self._at(self._now_s + self._effect_s / 2, instruction)
 

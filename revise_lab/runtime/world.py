@@ -242,6 +242,8 @@ class World:
                 self._execute(order)
             elif isinstance(order, ev.Moved):
                 self._running[order.attempt].execution.move(self.machine.snapshot_of(order.attempt))
+            elif isinstance(order, ev.Reconsider):
+                self._send(Execution(self.graph, order.order, _no_calls).reconsidered(order.output))
             elif isinstance(order, ev.Act):
                 self.outside.take(order)
             elif isinstance(order, ev.Stop):

@@ -231,4 +231,25 @@ EFFECT_MUTANTS = (
             ),
         ),
     ),
+    (
+        "a decision that comes out differently is kept",
+        HELD,
+        "another_decision",
+        (
+            (
+                "core.machine:Machine._on_reconsidered",
+                "if not equal(event.output, attempt.outcome.output):",
+                "if False:",
+            ),
+        ),
+    ),
+    (
+        "a decision that is made again keeps what it read before",
+        HELD,
+        "same_decision",
+        (
+            ("core.machine:Machine._on_reconsidered", "(*kept, *event.reads)", "attempt_reads"),
+            ("core.machine:Machine._on_reconsidered", "kept = [", "attempt_reads = tuple(attempt.reads); kept = ["),
+        ),
+    ),
 )

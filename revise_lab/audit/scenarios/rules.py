@@ -193,4 +193,41 @@ SCENARIOS = (
             ),
         ),
     ),
+    Scenario(
+        "same_decision",
+        "what a decision read changes and the decision does not: it is made again by itself and nothing else runs",
+        (
+            Step("N", ["r.f"], branch=(["r.g"], lambda out, g: "low" if g < "5" else "high")),
+            Step("K", ["N.o"], when=("N", "low")),
+            Step("L", ["N.o"], when=("N", "high")),
+        ),
+        {"r": {"f": "a", "g": "1"}},
+        (rev("r1", ("r.g", "2")), rev("r2", ("r.g", "3"))),
+        Required(
+            ({"N": {"o": "a", "lane": {"low": True}}, "K": {"o": "a"}},),
+            {
+                "revise_plus digest diff": {"start N": (1, 1), "start K": (1, 1)},
+                "wait": {"start N": (3, 3), "start K": (3, 3)},
+            },
+            (("rev r1", "commit N"), ("rev r1", "commit K")),
+        ),
+        switches={"check": "digest", "control": "condition"},
+    ),
+    Scenario(
+        "another_decision",
+        "a decision is made again and comes out differently, back again, or cannot be made: its node runs again",
+        (
+            Step("N", ["r.f"], branch=(["r.g"], lambda out, g: {"1": "low", "2": "low", "7": "high"}[g])),
+            Step("K", ["N.o"], when=("N", "low")),
+            Step("L", ["N.o"], when=("N", "high")),
+        ),
+        {"r": {"f": "a", "g": "1"}},
+        (rev("r1", ("r.g", "x")), rev("r2", ("r.g", "7")), rev("r3", ("r.f", "b"))),
+        Required(
+            ({"N": {"o": "b", "lane": {"high": True}}, "L": {"o": "b"}},),
+            {},
+            (("rev r1", "commit N"), ("rev r3", "commit L")),
+        ),
+        switches={"check": "digest", "control": "condition"},
+    ),
 )
