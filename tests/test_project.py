@@ -192,6 +192,13 @@ def test_continuous_integration_runs_what_the_readme_names():
         assert command in script
 
 
+def test_the_diagrams_are_those_of_the_tables():
+    from revise_lab.lab.diagram import diagrams
+
+    for name, drawing in diagrams().items():
+        assert _read(ROOT / "docs" / name) == drawing, f"python -m revise_lab.lab.diagram docs  ({name})"
+
+
 # --- what is committed -----------------------------------------------------------------------------------------------
 
 
