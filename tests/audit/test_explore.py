@@ -81,8 +81,13 @@ def test_every_order_under_every_combination_of_switches(how):
     print(f"{label(how)}: {sum(row['states'] for row in rows)} states, {sum(row['audited'] for row in rows)} audited")
 
 
+def _worth_a_test(how):
+    """Leave out the eager variants of policies that have nothing of their own to undo early; the command has them all."""
+    return how.switches.compensation == "lazy" or (how.name.startswith("revise") and how.switches.release == "commit")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", effect_combinations(), ids=label)
+@pytest.mark.parametrize("how", [*filter(_worth_a_test, effect_combinations())], ids=label)
 def test_every_order_of_effects_under_every_release_and_compensation(how):
     rows = explore_all(EFFECTS, [how], n_audited=20)
     bad = [(row["name"], row["findings"][0]) for row in rows if row["findings"]]
