@@ -102,7 +102,7 @@ class Effecting(Settling):
 
     def _release(self, run: NodeRun, box: Outbox, record: Record) -> None:
         """Authorise a staged effect as soon as rule E lets it leave and whoever has to allow it has done so."""
-        if record.state is not S.STAGED or (self.switches.approval == "on" and not record.approved):
+        if record.state is not S.STAGED or self.is_asked(record):
             return
         read = confirmation(run.node.name, box.slot) in self.graph.confirmations
         kind = record.effect.reversibility
@@ -123,7 +123,7 @@ class Effecting(Settling):
     def _on_authorise(self, event: ev.Authorise) -> None:
         box = self._box(event.node, event.slot, "authorise")
         record = box.waiting
-        if record is None or record.state is not S.STAGED or record.approved or self.switches.approval == "off":
+        if record is None or not self.is_asked(record):
             raise self._not_now(box, "authorise", "nothing there waits for an approval")
         self.journal.append(event)
         if not event.granted:
@@ -311,18 +311,23 @@ class Effecting(Settling):
             if record and record.state is S.UNKNOWN:
                 self._out.append(ev.Act("find", self._intent(box), record.effect, record.receipt))
             waiting = box.waiting
-            if waiting and waiting.state is S.STAGED and self.switches.approval == "on" and not waiting.approved:
+            if waiting and self.is_asked(waiting):
                 self._out.append(ev.Ask(self._intent(box, waiting), waiting.effect))
 
     # --- small things ------------------------------------------------------------------------------------------------
 
     @property
     def effects_move(self) -> bool:  # type: ignore[override]
-        """Whether a call to a target is open, or something may be sent or undone without waiting for the close."""
+        """Whether a call or a question is open, or something may be sent or undone without waiting for the close."""
         return any(
-            (box.live and box.live.state in _MOVING) or (box.waiting and self._may_send(box, box.waiting))
+            (box.live and box.live.state in _MOVING)
+            or (box.waiting and (self.is_asked(box.waiting) or self._may_send(box, box.waiting)))
             for box in self._boxes()
         )
+
+    def is_asked(self, record: Record) -> bool:
+        """Say whether somebody still has to allow an effect."""
+        return self.switches.approval == "on" and record.state is S.STAGED and not record.approved
 
     @property
     def effects_done(self) -> bool:

@@ -20,7 +20,7 @@ from revise_lab.core.table import Attempt
 from revise_lab.errors import ReviseLabError
 from revise_lab.records import event as ev
 from revise_lab.records.attempt import AttemptState
-from revise_lab.records.effect import Effect, EffectState, Reversibility
+from revise_lab.records.effect import Effect, Reversibility
 from revise_lab.records.selector import Marker, Selector
 from revise_lab.records.value import ABSENT, Value
 from revise_lab.records.workflow import Graph, Workflow
@@ -172,14 +172,10 @@ class World:
         return found + self.outside.moves()
 
     def _unapproved(self) -> list[tuple[str, str]]:
-        if self.machine.switches.approval == "off" or self.machine.state not in ("open", "closing"):
+        if self.machine.state not in ("open", "closing"):
             return []
         boxes = (box for boxes in self.machine.outboxes.values() for box in boxes.values())
-        return [
-            (box.node, box.slot)
-            for box in boxes
-            if box.waiting and box.waiting.state is EffectState.STAGED and not box.waiting.approved
-        ]
+        return [(box.node, box.slot) for box in boxes if box.waiting and self.machine.is_asked(box.waiting)]
 
     def _crash(self, how: str) -> int:
         """Lose the process, and with the power what was not yet durable; return the length of the journal that is left."""

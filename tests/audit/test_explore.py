@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -221,3 +223,15 @@ def test_rows_come_in_order_from_any_number_of_processes():
     assert [row["name"] for row in one] == ["aba", "aba", "late_read", "late_read"]
     with pytest.raises(ReviseLabError, match="no scenario is named 'abba'"):
         explore_all(["abba"])
+
+
+def test_every_adversarial_ordering_is_explored():
+    page = (Path(__file__).parents[2] / "docs" / "orderings.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "must come out" not in line]
+    assert len(rows) == 40
+    for row in rows:
+        named = re.findall(r"`([^`]+)`", row.split("|")[3])
+        assert named, row
+        for name in named:
+            known = name in SCENARIOS or name.startswith("revise-lab ") or (Path(__file__).parents[2] / name).is_file()
+            assert known, name

@@ -109,13 +109,13 @@ EFFECT_MUTANTS = (
     ),
     (
         "nobody is asked",
-        HELD,
+        PAID,
         "asked_first",
         (
             (
                 f"{EFFECTS}._release",
-                "if record.state is not S.STAGED or",
-                "if record.state is not S.STAGED or False and",
+                "or self.is_asked(record)",
+                "or False",
             ),
         ),
     ),

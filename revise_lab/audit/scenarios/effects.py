@@ -256,7 +256,10 @@ SCENARIOS = (
         _IN,
         (_TO_B,),
         Required(
-            (_out(A="b", D="1"),), {}, (("rev r1", "approve A/e"), ("approve A/e", "dispatched D/e")), blocked=("D/e",)
+            (_out(A="b", D="1"),),
+            {},
+            (("rev r1", "approve A/e"), ("approve A/e", "dispatched D/e", "commit_release")),
+            blocked=("D/e",),
         ),
         faults=(("D/e", "denied"),),
         switches={"approval": "on"},
