@@ -184,8 +184,12 @@ class Driver:
 
     def _note_crash(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
-            self.crash = error
-            self._on_change()
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run: it cannot be driven any more."""
+        self.crash = error
+        self._on_change()
 
     def _before_read(self, execution: Execution, artifact: str) -> None:
         """Report what has been read and ask for a newer snapshot, when the next read would be of an old one (R4)."""

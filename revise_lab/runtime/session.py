@@ -50,7 +50,7 @@ from revise_lab.records.workflow import Graph, Workflow
 
 from .dispatch import Authorise
 from .driver import INSIDE, AttemptSpan, Driver, Outside
-from .journal import Journal
+from .journal import Journal, JournalError
 from .reply import Model
 from .target import Target
 
@@ -172,6 +172,8 @@ class Session:
         """
         journal = self._opened(path)
         try:
+            if not journal.length:
+                raise JournalError(f"{journal.path} holds no run, and nothing has left that it could know of - start()")
             machine = replay(self.graph, journal.events(), self.policy)
         except ReviseLabError:
             journal.close()
@@ -348,13 +350,19 @@ class Run:
         self._driver.held -= len(pending)
         now_s = asyncio.get_running_loop().time()
         self.revised_s.extend((revision.id, now_s) for revision, _ in pending)
-        if self.session.coalesce_s:
-            facts = self._driver.send(ev.ReviseTogether(tuple(revision for revision, _ in pending)))
-            for revision, answer in pending:
+        groups = [pending] if self.session.coalesce_s else [[each] for each in pending]
+        for group in groups:
+            revisions = tuple(revision for revision, _ in group)
+            event = ev.ReviseTogether(revisions) if self.session.coalesce_s else ev.Revise(*revisions)
+            try:
+                facts = self._driver.send(event)
+            except Exception as error:  # the journal cannot be written: the run ends, and whoever waits is told
+                self._driver.fail(error)
+                for _, answer in group:
+                    answer.set_exception(error)
+                continue
+            for revision, answer in group:
                 self._answer(revision, answer, facts)
-            return
-        for revision, answer in pending:
-            self._answer(revision, answer, self._driver.send(ev.Revise(revision)))
 
     def _answer(
         self, revision: Revision, answer: asyncio.Future[RecoveryPlan | None], facts: list[ev.Instruction]
@@ -430,7 +438,8 @@ class Run:
                 await asyncio.shield(self._main)
                 outputs = {name: thaw(value) for name, value in self.machine.outputs().items()}
                 return Result(outputs, self.machine.version, self.machine.late_invalid, self.effects())
-            if status == "failed" and not self._driver.held:
+            # What waits for an effect that somebody may still allow has not failed.
+            if status == "failed" and not self._driver.held and not self._driver.dispatcher.n_asked:
                 failures = self.machine.failures()
                 what = "; ".join(f"{node}: {error}" for node, error in failures.items())
                 raise RunFailed(
