@@ -438,8 +438,7 @@ class Run:
                 await asyncio.shield(self._main)
                 outputs = {name: thaw(value) for name, value in self.machine.outputs().items()}
                 return Result(outputs, self.machine.version, self.machine.late_invalid, self.effects())
-            # What waits for an effect that somebody may still allow has not failed.
-            if status == "failed" and not self._driver.held and not self._driver.dispatcher.n_asked:
+            if status == "failed" and not self._driver.held:
                 failures = self.machine.failures()
                 what = "; ".join(f"{node}: {error}" for node, error in failures.items())
                 raise RunFailed(
