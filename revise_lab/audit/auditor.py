@@ -60,6 +60,8 @@ class Anomaly(StrEnum):
     UNDONE_FINAL = "irreversible effect undone"
     EARLY_EFFECT = "effect left before the close"
     NOT_AUTHORISED = "effect not authorised"
+    MADE_UP = "answer made up"
+    """An effect was taken for landed, undone or not arrived although its target had not said so."""
 
 
 class Finding(NamedTuple):
@@ -430,6 +432,9 @@ class Auditor:
         self._version(entry.version, entry.artifact)
         self._outbox.receipt(entry)
         self._set(entry.artifact, entry.value)
+
+    def _on_answered(self, entry: ev.Answered) -> None:
+        self._outbox.answer(entry)
 
     def _on_authorise(self, entry: ev.Authorise) -> None:
         self._outbox.approve(entry)

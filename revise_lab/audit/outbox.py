@@ -14,6 +14,8 @@ from revise_lab.records import event as ev
 
 from .plain import same
 
+_PROOF: Final = {"confirmed": ("landed",), "compensated": ("undone",), "dropped": ("refused", "absent")}
+"""What a target must have said."""
 OUT: Final = ("dispatched", "unknown", "confirmed", "to_compensate", "compensating", "blocked")
 
 
@@ -37,7 +39,8 @@ class Slot:
     live: Sent | None = None
     sent: set[str] = field(default_factory=set)
     """Keys that may be at the target."""
-    approved: Any = None
+    approved: tuple[Any, ...] = ()
+    """The payload that somebody has allowed."""
 
 
 class Outbox:
@@ -66,6 +69,7 @@ class Outbox:
         self.slots: dict[tuple[str, str], Slot] = {}
         self.switches: Mapping[str, Any] = {}
         self._sealing = False
+        self._said: dict[str, str] = {}
         self._early: dict[str, tuple[str, int]] = {}
 
     def seal(self, *, sealing: bool = True) -> None:
@@ -77,9 +81,13 @@ class Outbox:
         self._early.pop(entry.artifact, None)
 
     def approve(self, entry: ev.Authorise) -> None:
-        """Note that somebody allowed what is staged."""
+        """Note that somebody allowed a payload."""
         slot = self.slots.setdefault((entry.node, entry.slot), Slot())
-        slot.approved = self._wants(entry.node, entry.slot) if entry.granted else None
+        slot.approved = (entry.payload,) if entry.granted else ()
+
+    def answer(self, entry: ev.Answered) -> None:
+        """Note what a target said; nothing else proves what is out there."""
+        self._said["/".join(map(str, entry.intent))] = str(entry.answer)
 
     def outdated(self, artifact: str) -> bool:
         """Say whether a confirmation is of something that its node does not want any more."""
@@ -100,15 +108,25 @@ class Outbox:
             self._dispatched(slot, entry, key, at)
         elif state == "compensating" and live:
             self._undoing(slot, live, node, name)
-        elif live and live.key == key and state in OUT:
-            live.state = state
-            live.landed = live.landed or state == "confirmed"
-            if state == "confirmed":
-                live.undo_sent = False
-        elif live and live.key == key and state in ("compensated", "dropped"):
+        elif live and live.key == key and (state in _PROOF or state in OUT):
+            if (
+                state in _PROOF
+                and not (live.landed and state == "confirmed")
+                and self._said.get(key) not in _PROOF[state]
+            ):
+                self._find("answer made up", key, live.at, state, self._said.get(key))
+            self._ended(slot, live, state)
+
+    def _ended(self, slot: Slot, live: Sent, state: str) -> None:
+        """Take over what has become of what is out."""
+        live.state = state
+        live.landed = live.landed or state == "confirmed"
+        if state == "confirmed":
+            live.undo_sent = False
+        elif state in ("compensated", "dropped"):
             slot.live = None
             if state == "dropped":
-                slot.sent.discard(key)
+                slot.sent.discard(live.key)
 
     def _dispatched(self, slot: Slot, entry: ev.Effected, key: str, at: int) -> None:
         _, node, name, _ = entry.intent
@@ -123,7 +141,7 @@ class Outbox:
         late = self.switches.get("release") == "close" and entry.effect and str(entry.effect.reversibility) != "R"
         if late and not self._sealing:
             self._early[f"{node}/{name}"] = (key, at)
-        if self.switches.get("approval") == "on" and (wanted is None or not _alike(slot.approved, wanted)):
+        if self.switches.get("approval") == "on" and not any(same(each, payload) for each in slot.approved):
             self._find("effect not authorised", key, at, payload, None)
         slot.sent.add(key)
         slot.live = Sent(key, entry.effect, entry.attempt, at)

@@ -16,7 +16,7 @@ from revise_lab.records import event as ev
 from revise_lab.records.attempt import AttemptState
 from revise_lab.records.effect import Answer, Effect, EffectState, Intent, Reversibility, confirmation
 from revise_lab.records.selector import Delta, delta_between
-from revise_lab.records.value import ABSENT, Value, freeze
+from revise_lab.records.value import ABSENT, Value, equal, freeze
 
 from .settle import Settling
 from .table import EFFECTS, NodeRun, Outbox, Record
@@ -123,8 +123,8 @@ class Effecting(Settling):
     def _on_authorise(self, event: ev.Authorise) -> None:
         box = self._box(event.node, event.slot, "authorise")
         record = box.waiting
-        if record is None or not self.is_asked(record):
-            raise self._not_now(box, "authorise", "nothing there waits for an approval")
+        if record is None or not self.is_asked(record) or not equal(record.effect.payload, event.payload):
+            raise self._not_now(box, "authorise", "nothing there waits for an approval of this payload")
         self.journal.append(event)
         if not event.granted:
             self._set_effect(box, record, "block", event.reason or "denied")
@@ -228,8 +228,10 @@ class Effecting(Settling):
         elif event.answer is Answer.LANDED:
             if record.unwanted:
                 self._unwant(box, record, "no longer wanted")
-            else:
-                self._confirm(box, record.receipt)
+                return
+            self._confirm(box, record.receipt)
+            if run := self.runs.get(box.node):
+                run.refusals = 0
         elif event.answer is not Answer.STUCK:
             self._gone(box, record, event)
 
@@ -244,15 +246,15 @@ class Effecting(Settling):
             return
         if event.answer is Answer.REFUSED and run.current and record.attempt == run.current.id and not record.unwanted:
             self._refused(run, box, record, event.reason)
-        elif run.settled and run.active:
+        elif run.settled and run.active and self.state in ("open", "closing"):
             self._reconcile(run)
         for child in run.children:
             self._queue(child)
 
     def _refused(self, run: NodeRun, box: Outbox, record: Record, why: str) -> None:
         """Run a node again, or block it, because a premise of what it decided had changed at the target."""
-        if run.failures < run.node.retries:
-            run.failures += 1
+        if run.refusals < run.node.retries:
+            run.refusals += 1
             assert run.current is not None
             self._drop(run.current, ev.Evidence("", changed=why or f"a premise of {record.effect.slot}"))
             self._queue(run)
@@ -319,11 +321,13 @@ class Effecting(Settling):
     @property
     def effects_move(self) -> bool:  # type: ignore[override]
         """Whether a call or a question is open, or something may be sent or undone without waiting for the close."""
-        return any(
-            (box.live and box.live.state in _MOVING)
-            or (box.waiting and (self.is_asked(box.waiting) or self._may_send(box, box.waiting)))
-            for box in self._boxes()
-        )
+        return any(map(self._moves, self._boxes()))
+
+    def _moves(self, box: Outbox) -> bool:
+        live, waiting = box.live, box.waiting
+        if live and live.state in _MOVING:
+            return True
+        return waiting is not None and (self.is_asked(waiting) or self._may_send(box, waiting))
 
     def is_asked(self, record: Record) -> bool:
         """Say whether somebody still has to allow an effect."""

@@ -264,7 +264,7 @@ class Revising(Effecting):
                 self._stop(run, str(evidence))
             if lasting and run.current and action in (_CANCEL, _RECOMPUTE):
                 self._drop(run.current, evidence or ev.Evidence(planned.revision))
-            run.failures = 0
+            run.failures = run.refusals = 0
             self._queue(run)
 
 

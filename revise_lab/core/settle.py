@@ -382,7 +382,7 @@ class Settling:
             self._stop(run, "it is no longer activated")
         had_output = run.current is not None
         self._replace(run, None)
-        run.failures = 0
+        run.failures = run.refusals = 0
         run.conflict = None
         if had_output:
             self.version += 1

@@ -190,7 +190,7 @@ class NodeRun:
 
     __slots__ = (
         "active", "attempt", "children", "conflict", "current", "failures", "key", "n_attempts", "n_present", "n_settled",
-        "n_undecided", "name", "node", "parents", "place", "position", "queued", "ready", "settled", "source",
+        "n_undecided", "name", "node", "parents", "place", "position", "queued", "ready", "refusals", "settled", "source",
     )  # fmt: skip
 
     def __init__(self, name: str, node: Node, position: tuple[int, str], key: str | None = None) -> None:
@@ -214,6 +214,8 @@ class NodeRun:
         self.current: Attempt | None = None
         self.n_attempts = 0
         self.failures = 0
+        self.refusals = 0
+        """How often a target has refused what the node decided, since anything that it read was revised."""
 
     @property
     def coverage(self) -> Coverage:

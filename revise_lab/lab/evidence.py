@@ -12,7 +12,7 @@ from typing import Any
 from revise_lab import draw
 from revise_lab.errors import ConfigError
 
-PROOFS = ("runs", "floor", "storm", "omission")
+PROOFS = ("runs", "crashes", "floor", "storm", "omission")
 
 
 def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
@@ -24,7 +24,7 @@ def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) ->
     explore.add_argument("--audit", type=int, default=0, metavar="N", help="schedules to audit in all (default: none)")
     explore.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     explore.add_argument("--json", action="store_true", help="as JSON")
-    prove = command("prove", _prove, "random runs against the oracle, the floor, storms, dropped reads")
+    prove = command("prove", _prove, "random runs against the oracle, crashes, the floor, storms, dropped reads")
     prove.add_argument("what", nargs="*", metavar="WHAT", help=f"of {', '.join(PROOFS)}; default: all")
     prove.add_argument("--n", type=int, default=1000, metavar="N", help="runs of each (default: 1000)")
     prove.add_argument("--seed", type=int, default=0, help="first seed")
@@ -90,8 +90,14 @@ def _prove(arguments: argparse.Namespace) -> int:
     n, seed, jobs = arguments.n, arguments.seed, arguments.jobs
     work: dict[str, Callable[[], Any]] = {
         "runs": lambda: proof.random_runs(n, seed, jobs),
+        "crashes": lambda: proof.crashes(n, seed, jobs),
         "floor": lambda: proof.floors(n, seed, jobs),
-        "storm": lambda: [proof.storm(k, name) for name in ("revise", "revise_plus") for k in (10, 100, min(n, 1000))],
+        "storm": lambda: [
+            proof.storm(k, name, effects=effects)
+            for name in ("revise", "revise_plus")
+            for effects in (False, True)
+            for k in (10, 100, min(n, 1000))
+        ],
         "omission": lambda: proof.omissions(n, seed, jobs),
     }
     failed = False
@@ -99,7 +105,7 @@ def _prove(arguments: argparse.Namespace) -> int:
         started = time.monotonic()
         found = work[what]()
         print(f"{what} ({time.monotonic() - started:.0f} s): {json.dumps(found, indent=1, default=str)}", flush=True)
-        failed = failed or bool(what == "runs" and (found["findings"] or found["differences"]))
+        failed = failed or bool(what in ("runs", "crashes") and (found["findings"] or found["differences"]))
         failed = failed or bool(what == "floor" and found["below_floor"])
     return 1 if failed else 0
 

@@ -7,6 +7,7 @@ one line, so that it can be pasted into a test.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -18,9 +19,11 @@ from revise_lab.audit.auditor import audit
 from revise_lab.core.body import Ask
 from revise_lab.core.hindsight import hindsight
 from revise_lab.core.machine import Machine
+from revise_lab.errors import ReviseLabError
 from revise_lab.lab import stats
 from revise_lab.policies import policy
 from revise_lab.records import event as ev
+from revise_lab.records.effect import Effect
 from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.selector import Marker, Selector
 from revise_lab.records.value import Value
@@ -57,6 +60,10 @@ class Trial(NamedTuple):
     n_findings: int
     n_differences: int
     history: str
+    n_crashes: int = 0
+    n_sent: int = 0
+    """Calls that published an effect, those after a crash included."""
+    n_undone: int = 0
 
 
 def world_of(seed: int, n_revisions: int, **shape: Any) -> World:
@@ -99,22 +106,55 @@ def moody() -> Answer:
 
 def trial(seed: int) -> Trial:
     """Run one random world: policy, switches, slots, number of revisions and mood of the model follow from the seed."""
+    return _judged(seed, 1 + seed // len(COMBINATIONS) % 5, {})
+
+
+def crash_trial(seed: int) -> Trial:
+    """Run one random world with effects, in which the process dies up to three times and goes on from its journal."""
+    rng = np.random.default_rng([1, seed])
+    drawn = {"release": str(rng.choice(["commit", "close"])), "compensation": str(rng.choice(["lazy", "eager"]))}
+    n_revisions, n_crashes = int(rng.integers(1, 5)), int(rng.integers(0, 4))
+    return _judged(seed, n_revisions, drawn, rng.uniform(0.0, 1.0, n_crashes).tolist(), effect=0.5)
+
+
+def _judged(
+    seed: int, n_revisions: int, drawn: Mapping[str, str], crashes: Iterable[float] = (), **shape: Any
+) -> Trial:
+    """Run the world of a seed, audit it and compare it with the oracle; crashes are given as shares of its work."""
     name, switches = COMBINATIONS[seed % len(COMBINATIONS)]
-    n_revisions = 1 + seed // len(COMBINATIONS) % 5
-    world = world_of(seed, n_revisions)
+    world = world_of(seed, n_revisions, **shape)
     answer = moody() if seed % 4 == 0 else answer_by_hash
-    run = run_world(world, name, answer, (None, 1, 2)[seed % 3], **switches)
+    span_s = sum(world.durations_s.values())
+    label = name + "".join(f" {key}={value}" for key, value in sorted(switches.items()))
+    where = f"seed {seed}, {label}{''.join(f' {key}={value}' for key, value in drawn.items())}"
+    all_switches, at_s = {**switches, **drawn}, [span_s * at for at in crashes]
+    try:
+        run = run_world(world, name, answer, (None, 1, 2)[seed % 3], at_s, **all_switches)
+    except ReviseLabError as error:
+        return Trial(label, n_revisions, 0, 1, f"{where}: {type(error).__name__}: {error}")
     truth, differences = truth_of(run, answer)
     findings = audit(run.machine.journal)
     wrong = bool(findings or differences or truth.oracle_fresh)
-    label = name + "".join(f" {key}={value}" for key, value in sorted(switches.items()))
-    history = f"seed {seed}: {[*map(str, findings[:2]), *differences[:2]]}: {run.history}" if wrong else ""
-    return Trial(label, n_revisions, len(findings), len(differences) + truth.oracle_fresh, history)
+    history = f"{where}: {[*map(str, findings[:2]), *differences[:2]]}: {run.history}" if wrong else ""
+    n_recovered = sum(isinstance(entry, ev.Recover) for entry in run.machine.journal)
+    sent = Counter(what for _, what, _ in run.effect_log)
+    n_wrong = len(differences) + truth.oracle_fresh
+    return Trial(label, n_revisions, len(findings), n_wrong, history, n_recovered, sent["publish"], sent["undo"])
 
 
 def random_runs(n: int, first_seed: int = 0, n_jobs: int = 1) -> dict[str, Any]:
     """Run ``n`` random worlds and count what is wrong, by policy."""
-    trials = spread(trial, range(first_seed, first_seed + n), n_jobs)
+    return _counted(spread(trial, range(first_seed, first_seed + n), n_jobs))
+
+
+def crashes(n: int, first_seed: int = 0, n_jobs: int = 1) -> dict[str, Any]:
+    """Run ``n`` random worlds with effects and crashes; count what is wrong in their journals and out in the world."""
+    trials = spread(crash_trial, range(first_seed, first_seed + n), n_jobs)
+    found = {what: sum(getattr(each, f"n_{what}") for each in trials) for what in ("crashes", "sent", "undone")}
+    return _counted(trials) | found
+
+
+def _counted(trials: list[Trial]) -> dict[str, Any]:
     return {
         "runs": len(trials),
         "revisions": sum(each.n_revisions for each in trials),
@@ -183,46 +223,99 @@ def floors(n: int, first_seed: int = 0, n_jobs: int = 1) -> dict[str, Any]:
     }
 
 
-def storm(n_revisions: int, name: str = "revise_plus") -> dict[str, Any]:
-    """Revise one run many times and look at starts, live memory and progress.
+def storm(
+    n_revisions: int, name: str = "revise_plus", *, effects: bool = False, every_s: float = 0.37, **switches: str
+) -> dict[str, Any]:
+    """Revise one run many times and look at starts, live memory, effects and progress.
 
-    The bound on starts is one more than the revisions that reach a node.
+    Parameters
+    ----------
+    n_revisions : int
+        How many revisions arrive.
+    name : str
+        The policy.
+    effects : bool
+        Every node publishes what it came to, and every tenth revision also meets the node that the others leave alone.
+    every_s : float
+        Virtual time between two revisions; a model call takes 1 s.
+    **switches : str
+        Switches of the policy.
+
+    Returns
+    -------
+    dict
+        ``starts`` and their ``bound``, one more than the revisions that reach a node; the most attempts and effects that
+        were ever alive at once; ``longest_wait``, the most revisions between one that meets ``b`` and its next commit,
+        and ``calm_revisions``, how many it may be; what was published and undone; what is wrong.
     """
     flow = Workflow("storm")
-    for node, leaf in (("a", "x"), ("b", "y")):
-        flow.node(name=node, kind="model")(_reader(leaf))
-    flow.node(name="c", kind="join", after=("a", "b"))(_summary)
-    revisions = [
-        (0.37 * number, Revision(f"r{number}", (Change("in", Op.SET, ("x",), number),)))
-        for number in range(1, n_revisions + 1)
-    ]
-    simulator = Simulator(flow, {"in": {"x": 0, "y": 0}}, policy(name), revisions=revisions)
+    flow.node(name="a", kind="model")(_noting(effects, ("in", "x")))
+    flow.node(name="b", kind="model")(_noting(effects, ("in", "y")))
+    flow.node(name="c", kind="join", after=("a", "b"))(_noting(effects, ("a", "note"), ("b", "note")))
+    revisions = []
+    for number in range(1, n_revisions + 1):
+        leaves = "xy" if effects and number % 10 == 0 else "x"
+        changes = tuple(Change("in", Op.SET, (leaf,), number) for leaf in leaves)
+        revisions.append((every_s * number, Revision(f"r{number}", changes)))
+    simulator = _Watched(flow, {"in": {"x": 0, "y": 0}}, policy(name, **switches), revisions=revisions)
     run = simulator.run()
     machine = run.machine
-    reached = Counter(
-        each.node for plan in run.plans for each in plan.nodes if each.action in ("cancel", "recompute", "avoid")
+    plans = [plan.affected for plan in run.plans]
+    reached = Counter(node for plan in plans for node in plan) + Counter(
+        c=sum("c" not in plan for plan in plans if plan)
     )
     starts = {node: node_run.n_attempts for node, node_run in machine.runs.items()}
+    sent = Counter(what for _, what, _ in run.effect_log)
     return {
         "revisions": n_revisions,
         "starts": starts,
-        "bound": {node: 1 + reached[node] + (node == "c") * reached["a"] for node in starts},
+        "bound": {node: 1 + reached[node] for node in starts},
         "live_attempts": len(machine.attempts),
+        "most_attempts": simulator.n_attempts,
+        "most_effects": simulator.n_effects,
         "cells": machine.index.n_cells,
+        "longest_wait": _longest_wait(machine.journal),
+        "calm_revisions": math.ceil(1 / every_s),
+        "published": sent["publish"],
+        "undone": sent["undo"],
         "state": machine.state,
-        "differences": truth_of(run)[1],
+        "differences": [*map(str, audit(machine.journal)), *truth_of(run)[1]],
     }
 
 
-def _reader(leaf: str) -> Callable[..., Any]:
+class _Watched(Simulator):
+    """Notes how much was ever alive at once."""
+
+    n_attempts = n_effects = 0
+
+    def _send(self, event: ev.Event) -> None:
+        super()._send(event)
+        boxes = [box for boxes in self.machine.outboxes.values() for box in boxes.values()]
+        self.n_attempts = max(self.n_attempts, len(self.machine.attempts))
+        self.n_effects = max(self.n_effects, sum(bool(box.live) + bool(box.waiting) for box in boxes))
+
+
+def _longest_wait(journal: Iterable[ev.Entry]) -> int:
+    longest, waited, waits = 0, 0, True
+    for entry in journal:
+        if isinstance(entry, ev.Accepted):
+            meets = any(path == ("y",) for delta in entry.deltas for path, _ in delta.changed)
+            waited, waits = (0, True) if meets else (waited + 1, waits)
+        elif isinstance(entry, ev.Committed) and entry.attempt.startswith("b@"):
+            waits = False
+        longest = max(longest, waited if waits else 0)
+    return longest
+
+
+def _noting(effects: bool, *places: tuple[str, str]) -> Callable[..., Any]:
     async def body(state: Any, ctx: Any) -> dict[str, Any]:
-        return {"note": (await ctx.model(f"{leaf} is {state['in'][leaf]}", max_tokens=4)).text}
+        seen = [f"{leaf} of {artifact} is {state[artifact][leaf]}" for artifact, leaf in places]
+        note = (await ctx.model(" and ".join(seen), max_tokens=4)).text
+        if effects:
+            ctx.stage(Effect("note", note))
+        return {"note": note}
 
     return body
-
-
-async def _summary(state: Any, ctx: Any) -> dict[str, Any]:
-    return {"note": (await ctx.model(f"{state['a']['note']} and {state['b']['note']}", max_tokens=4)).text}
 
 
 class Forgetful(Simulator):

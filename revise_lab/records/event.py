@@ -115,10 +115,11 @@ class Close(NamedTuple):
 
 
 class Authorise(NamedTuple):
-    """Somebody who was asked allows or denies a staged effect."""
+    """Somebody who was asked allows or denies what is staged: this payload and no other."""
 
     node: str
     slot: str
+    payload: Value
     granted: bool = True
     reason: str = ""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from inspect import isawaitable
 from typing import Any
 
+from revise_lab.core.machine import Machine
 from revise_lab.errors import ReviseLabError
 from revise_lab.records import event as ev
 from revise_lab.records.effect import Answer, Effect, EffectState, Intent
@@ -16,6 +18,9 @@ from .target import PremiseChanged, Receipt, Target, TargetError, check_target
 
 Authorise = Callable[[Intent, Effect], Any]
 """Returns, or resolves to, whether an effect may leave."""
+
+INSIDE: ContextVar[tuple[str, ...]] = ContextVar("inside", default=())
+"""The runs whose node bodies, or questions whether an effect may leave, the current task is executing."""
 
 
 class Dispatcher:
@@ -29,6 +34,10 @@ class Dispatcher:
         Asked before an effect may leave.
     timeout_s : float
         How long a target may take; after that its answer is unknown and it is asked.
+    machine : Machine
+        The run.
+    run_id : str
+        Names it.
     send : callable
         Takes events.
     """
@@ -38,9 +47,12 @@ class Dispatcher:
         targets: Mapping[str, Target],
         authorise: Authorise | None,
         timeout_s: float,
+        machine: Machine,
+        run_id: str,
         send: Callable[[ev.Event], Any],
     ) -> None:
         self._targets, self._authorise, self._timeout_s, self._send = targets, authorise, timeout_s, send
+        self._machine, self._run_id = machine, run_id
         self.tasks: set[asyncio.Task[None]] = set()
 
     def check(self, event: ev.Finish) -> None:
@@ -71,9 +83,18 @@ class Dispatcher:
 
     async def _ask(self, order: ev.Ask) -> None:
         assert self._authorise is not None
+        INSIDE.set((*INSIDE.get(), self._run_id))
         granted = self._authorise(order.intent, order.effect)
         granted = await granted if isawaitable(granted) else granted
-        self._send(ev.Authorise(order.intent.node, order.intent.slot, bool(granted), "" if granted else "denied"))
+        if self._still_asked(order):
+            intent, payload = order.intent, order.effect.payload
+            self._send(ev.Authorise(intent.node, intent.slot, payload, bool(granted), "" if granted else "denied"))
+
+    def _still_asked(self, order: ev.Ask) -> bool:
+        """Say whether what somebody was shown still waits for the answer: a yes to one payload is none to the next."""
+        machine, record = self._machine, self._machine.outboxes[order.intent.node][order.intent.slot].waiting
+        asked = record is not None and machine.is_asked(record) and record.effect.same(order.effect)
+        return asked and machine.state in ("open", "closing")
 
     async def _act(self, order: ev.Act) -> None:
         target = self._targets[order.effect.target]

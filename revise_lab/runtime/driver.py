@@ -10,7 +10,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from types import MappingProxyType
@@ -23,13 +22,10 @@ from revise_lab.errors import ReviseLabError
 from revise_lab.records import event as ev
 from revise_lab.records.value import Value, thaw
 
-from .dispatch import Authorise, Dispatcher
+from .dispatch import INSIDE, Authorise, Dispatcher
 from .journal import Journal
 from .reply import Model, ModelRequest
 from .target import Target
-
-INSIDE: ContextVar[tuple[str, ...]] = ContextVar("inside", default=())
-"""The runs whose node bodies the current task is executing."""
 
 
 @dataclass
@@ -121,7 +117,9 @@ class Driver:
         self._tasks: dict[str, _Task] = {}
         self._journal = outside.journal
         self._written = outside.journal.length if outside.journal else 0
-        self.dispatcher = Dispatcher(outside.targets, outside.authorise, outside.effect_timeout_s, self.send)
+        self.dispatcher = Dispatcher(
+            outside.targets, outside.authorise, outside.effect_timeout_s, machine, run_id, self.send
+        )
         self._random = random.SystemRandom()
 
     def send(self, event: ev.Event) -> list[ev.Instruction]:

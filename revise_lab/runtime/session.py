@@ -42,14 +42,15 @@ from revise_lab.errors import (
 from revise_lab.policies import policy as policy_named
 from revise_lab.records import event as ev
 from revise_lab.records.effect import Answer as Said
+from revise_lab.records.effect import EffectState
 from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.selector import Path as Place
 from revise_lab.records.selector import parse_path
 from revise_lab.records.value import ABSENT, Value, freeze, thaw
 from revise_lab.records.workflow import Graph, Workflow
 
-from .dispatch import Authorise
-from .driver import INSIDE, AttemptSpan, Driver, Outside
+from .dispatch import INSIDE, Authorise
+from .driver import AttemptSpan, Driver, Outside
 from .journal import Journal, JournalError
 from .reply import Model
 from .target import Target
@@ -270,7 +271,7 @@ class Run:
                 self.model = endpoint
             self._driver.model = self.model
             stack.push_async_callback(self._driver.aclose)
-            if self._resumed and self.machine.state in ("open", "closing"):
+            if self._resumed and (self.machine.state in ("open", "closing") or self.machine.effects_move):
                 self._driver.send(ev.Recover())
             self._driver.pump()
             self._notify()
@@ -395,9 +396,14 @@ class Run:
         receipt : Any
             What confirms it, JSON-like, where it has landed.
         """
+        if answer not in (known := (Said.LANDED, Said.ABSENT, Said.UNDONE)):
+            raise ReviseLabError(f"{answer!r} says nothing about effect {node}/{slot} - say one of {', '.join(known)}")
         intent = next((i for i, _, _ in self.machine.residue() if (i.node, i.slot) == (node, slot)), None)
         if intent is None:
             raise ReviseLabError(f"effect {node}/{slot} is not blocked - residue() lists what is")
+        live = self.machine.outboxes[node][slot].live
+        if live is None or live.state is not EffectState.BLOCKED:
+            raise ReviseLabError(f"effect {node}/{slot} has not left - revise what its node reads, or cancel the run")
         self._driver.send(ev.Answered(intent, Said(answer), freeze(receipt), "a person says so"))
 
     def reopen(self) -> Run:
@@ -447,8 +453,8 @@ class Run:
             if status == "blocked" and not self._driver.held:
                 residue = [f"{intent.node}/{intent.slot}: {why}" for intent, _, why in self.machine.residue()]
                 raise RunBlocked(
-                    f"run {self.id} waits for a person: {'; '.join(residue)} - settle it at the target and tell the run"
-                    " with resolve(), or revise",
+                    f"run {self.id} waits for a person: {'; '.join(residue)} - revise, or, where it has left, settle it at"
+                    " the target and tell the run with resolve()",
                     residue=residue,
                 )
             if status == "cancelled" or self._main.done():

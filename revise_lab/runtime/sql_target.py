@@ -35,7 +35,8 @@ class SqlTarget:
 
     On SQLite a publication is one ``BEGIN IMMEDIATE``, on PostgreSQL one ``SERIALIZABLE`` transaction that also locks the
     rows of its premises: without the locks a premise could change, and be seen to have changed, before the publication
-    commits, which is serialisable and still wrong. A premise that something is absent puts a row there to lock.
+    commits, which is serialisable and still wrong. A premise that something is absent puts a row there to lock. SQLite works
+    with ``synchronous=EXTRA``, so that what was answered survives the loss of power.
 
     Parameters
     ----------
@@ -257,6 +258,8 @@ class SqlTarget:
             return
         # Python's driver opens a transaction only at the first write, too late for what was read before.
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            # With FULL the deletion of the rollback journal may be lost with the power, and its return undoes the commit.
+            connection.exec_driver_sql("PRAGMA synchronous=EXTRA")
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
                 yield connection

@@ -211,7 +211,9 @@ class World:
             if what == "denied":
                 self.outside.spend(rest, what)
             node, _, slot = rest.rpartition("/")
-            self._send(ev.Authorise(node, slot, granted=what == "approve"))
+            waiting = self.machine.outboxes[node][slot].waiting
+            assert waiting is not None
+            self._send(ev.Authorise(node, slot, waiting.effect.payload, what == "approve"))
         elif what in ("send", "compensate"):
             node, _, slot = rest.rpartition("/")
             self._send(ev.Dispatch(node, slot) if what == "send" else ev.Compensate(node, slot))

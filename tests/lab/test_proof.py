@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from revise_lab.core import machine
 from revise_lab.core.machine import Machine
 from revise_lab.core.oracle import drive, oracle
 from revise_lab.lab import proof
 from revise_lab.policies import policy
+from revise_lab.records import event as ev
 from revise_lab.records.revision import patch
 from revise_lab.records.value import ABSENT, equal, freeze
 from revise_lab.runtime.simulator import Simulator, answer_by_hash
@@ -48,6 +50,48 @@ def test_a_storm_starts_nobody_more_often_than_it_reaches_him_and_leaves_no_memo
     assert large["starts"]["a"] == 301, "each revision reaches it, and each time it starts again"
     assert large["starts"]["b"] == 1, "none reaches it"
     assert (small["live_attempts"], small["cells"]) == (large["live_attempts"], large["cells"])
+
+
+@pytest.mark.parametrize("every_s", [0.37, 2.6])
+@pytest.mark.parametrize(
+    ("name", "switches"),
+    [("revise", {}), ("revise_plus", {}), ("revise_plus", {"release": "commit", "compensation": "eager"})],
+)
+def test_a_storm_with_effects_leaves_no_memory_and_the_calm_part_goes_on(name, switches, every_s):
+    """Live: each node's committed attempt and one more; a slot holds what is out and what waits to follow it."""
+    small, large = (proof.storm(n, name, effects=True, every_s=every_s, **switches) for n in (20, 60))
+    for found in (small, large):
+        assert (found["state"], found["differences"]) == ("closed", [])
+        assert all(found["starts"][node] <= bound for node, bound in found["bound"].items())
+        assert found["most_attempts"] <= 2 * 3
+        assert found["most_effects"] <= 2 * 3
+        assert found["longest_wait"] <= found["calm_revisions"] == {0.37: 3, 2.6: 1}[every_s]
+        assert found["published"] - found["undone"] == 3, "in the end each effect is out once"
+    assert large["starts"]["b"] == 7, "the first start and every tenth revision"
+    assert large["starts"]["c"] == (61 if every_s > 1 else 1), "a parent that never ends starts no child"
+    assert (small["most_attempts"], small["most_effects"]) == (large["most_attempts"], large["most_effects"])
+
+
+def test_runs_with_effects_and_crashes_are_right_in_the_journal_and_in_the_world():
+    found = proof.crashes(60)
+    assert found["histories"] == []
+    assert (found["runs"], found["findings"], found["differences"]) == (60, 0, 0)
+    assert min(found["crashes"], found["sent"]) > 60
+    assert found["undone"] > 10
+
+
+def test_a_publication_that_is_sent_again_after_a_crash_is_found(monkeypatch):
+    """The comparison with the world can fail: a recovery that sends again instead of asking is caught."""
+    recover = Machine._on_recover
+
+    def send_again(self, event):
+        recover(self, event)
+        self._out[:] = [order._replace(what="publish") if isinstance(order, ev.Act) else order for order in self._out]
+
+    monkeypatch.setitem(machine._HANDLERS, ev.Recover, send_again)
+    for allowed in machine._ALLOWED.values():
+        monkeypatch.setitem(allowed, ev.Recover, send_again)
+    assert any("effects in the world" in history for history in proof.crashes(30)["histories"])
 
 
 def test_the_guard_is_what_keeps_runs_right():

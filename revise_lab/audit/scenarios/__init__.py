@@ -6,9 +6,9 @@ from typing import Final
 
 from revise_lab.audit.scenario import Scenario
 
-from . import effects, flow, races, rules, structure
+from . import effects, flow, published, races, rules, structure
 
 SCENARIOS: Final[dict[str, Scenario]] = {
-    each.name: each for module in (races, structure, flow, rules, effects) for each in module.SCENARIOS
+    each.name: each for module in (races, structure, flow, rules, effects, published) for each in module.SCENARIOS
 }
 """Every scenario by name."""

@@ -45,11 +45,33 @@ def touched() -> tuple[Machine, str]:
     return machine, attempt
 
 
-def _checks(machine: Machine, attempt_id: str, n: int) -> list[float]:
+def untouched(how: str, where: str = "", k: int = 0, unrelated: int = 0) -> tuple[Machine, str]:
+    """Return a machine and an attempt with its eight reads, after ``k`` revisions that meet none of them.
+
+    ``where`` says what they revise: ``another artifact``, or another place of ``the same artifact``.
+    """
+    machine, attempt = certified(how, unrelated)
+    machine.handle(ev.Observe(attempt, reads_of(machine, attempt, PLACES)))
+    for i in range(k):
+        artifact, path = ("aside", ("x",)) if where.startswith("another") else ("request", ("g", "k0", "z"))
+        machine.handle(revision_of(machine, artifact, (path, i + 1)))
+    return machine, attempt
+
+
+def checks(machine: Machine, attempt_id: str, n: int) -> list[float]:
+    """Return the microseconds of ``n`` checks of a certificate that holds."""
     attempt, values, how = machine.attempts[attempt_id], machine.values, machine.switches.check
     if why := check(attempt, values, how):
         raise AssertionError(f"the certificate that is timed must hold: {why}")
     return [timed(lambda: check(attempt, values, how)) for _ in range(n)]
+
+
+def unrelated_checks(how: str, sizes: Sequence[int], n: int) -> list[list[float]]:
+    """Return samples for each number of unrelated reads, taken in turn in ten rounds."""
+    prepared = [untouched(how, unrelated=size) for size in sizes]
+    with Still():
+        rounds = [[checks(machine, attempt, n // 10) for machine, attempt in prepared] for _ in range(10)]
+    return [[x for each in rounds for x in each[i]] for i in range(len(sizes))]
 
 
 def rows(quick: bool) -> list[Row]:
@@ -61,41 +83,22 @@ def rows(quick: bool) -> list[Row]:
             ("", 0),
             *((where, k) for where in ("another artifact", "the same artifact") for k in (1, 4, 64)),
         ):
-            machine, attempt = certified(name)
-            machine.handle(ev.Observe(attempt, reads_of(machine, attempt, PLACES)))
-            for i in range(k):
-                artifact, path = ("aside", ("x",)) if where.startswith("another") else ("request", ("g", "k0", "z"))
-                machine.handle(revision_of(machine, artifact, (path, i + 1)))
+            machine, attempt = untouched(name, where, k)
             case = f"{how}, untouched, {k} deltas{f' on {where}' if where else ''}"
             with Still():
-                found.append(summary("certificate", case, _checks(machine, attempt, n), 1.0))
+                found.append(summary("certificate", case, checks(machine, attempt, n), 1.0))
     machine, attempt = touched()
     with Still():
-        found.append(summary("certificate", "digest, all 8 touched and compared", _checks(machine, attempt, n), 2.0))
+        found.append(summary("certificate", "digest, all 8 touched and compared", checks(machine, attempt, n), 2.0))
     sizes = (10, 1_000) if quick else (10, 1_000, 1_000_000)
-    for name in ("revise", "revise_plus"):
-        found.extend(_unrelated(name, sizes, n))
-    return [*found, *_at_revision(n // 20)]
+    for how, name in (("delta", "revise"), ("digest", "revise_plus")):
+        timings = zip(sizes, unrelated_checks(name, sizes, n), strict=True)
+        flat = [summary("certificate", f"{how}, {size:,} unrelated reads", taken, 1.0) for size, taken in timings]
+        found += with_exponent(flat, sizes)
+    return [*found, *at_revision(n // 20)]
 
 
-def _unrelated(name: str, sizes: Sequence[int], n: int) -> list[Row]:
-    prepared = []
-    for size in sizes:
-        machine, attempt = certified(name, size)
-        machine.handle(ev.Observe(attempt, reads_of(machine, attempt, PLACES)))
-        prepared.append((machine, attempt))
-    with Still():
-        rounds = [[_checks(machine, attempt, n // 10) for machine, attempt in prepared] for _ in range(10)]
-    how = prepared[0][0].switches.check
-    samples = [[x for each in rounds for x in each[i]] for i in range(len(sizes))]
-    rows = [
-        summary("certificate", f"{how}, {size:,} unrelated reads", taken, 1.0)
-        for size, taken in zip(sizes, samples, strict=True)
-    ]
-    return with_exponent(rows, sizes)
-
-
-def _at_revision(n: int) -> list[Row]:
+def at_revision(n: int) -> list[Row]:
     """Return what the index costs when a revision arrives, so that the check is a comparison of numbers."""
     idle, hit = [], []
     for i in range(n):
