@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from revise_lab.errors import ConfigError, NotebookFailed, ResultsError, ReviseLabError
+from revise_lab.lab import calibrate, scan, serving
 from revise_lab.lab.document import find, hint, nearest, override
 from revise_lab.lab.evidence import add_commands
 
@@ -30,13 +31,17 @@ examples:
   revise-lab reproduce                               every notebook at smoke size
   revise-lab reproduce revise_provenance --profile quick
   revise-lab reproduce revise_serving --set grid.load=[0.7,1.0] --dry-run
-  revise-lab reproduce revise_langgraph --endpoint http://127.0.0.1:8000/v1
+  revise-lab reproduce 00_tour --endpoint http://127.0.0.1:8000/v1
   revise-lab scorecard --json
   revise-lab verify results/runs/revise_provenance/quick-1a2b3c4d
   revise-lab doctor
   revise-lab explore late_read --json                every order of one scenario
   revise-lab prove runs --n 50000 --jobs 2           random runs against the oracle and the auditor
   revise-lab bench core --quick                      certificates, planning, views, events
+  revise-lab bench serving --quick                   what serving runs cost
+  revise-lab serving scan --out capacity.json        lengths and capacity, with one policy alone
+  revise-lab serve --port 8000                       an emulated Qwen3-14B cluster over HTTP
+  revise-lab calibrate --base-url http://127.0.0.1:8000/v1 --model NAME   measure a server, write its profile
 
 profiles: what they cost on two cores without a GPU
   smoke   seconds per notebook; every code path, too few runs to judge most rows
@@ -117,6 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = command("doctor", _doctor, "check Python, packages, kernel, write access, fonts and the endpoint")
     doctor.add_argument("--endpoint", default="emulated", metavar="URL", help="emulated (default) or a URL to reach")
     add_commands(command)
+    scan.add_commands(command)
+    serving.add_commands(command)
+    calibrate.add_commands(command)
     for sub in (reproduce, scorecard, verify, doctor):
         sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: ./results")
     return parser

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta
 
 from revise_lab.errors import ConfigError
 
@@ -192,6 +191,8 @@ def proportion(successes: int, n: int, *, confidence: float = 0.95, unit: str = 
     unit : str
         Unit of the value.
     """
+    from scipy.stats import beta  # three seconds of import that no notebook without proportions should pay
+
     if not 0 <= successes <= n or n < 1:
         raise ConfigError(f"{successes} successes of {n} trials is not a share")
     tail = (1 - _level(confidence)) / 2

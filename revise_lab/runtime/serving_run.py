@@ -20,13 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from revise_lab.core.body import Ask
+from revise_lab.core.machine import Machine
+from revise_lab.core.oracle import Truth, choices, differences, drive, oracle
 from revise_lab.core.plan import Policy
 from revise_lab.errors import ReviseLabError
 from revise_lab.policies import policy as policy_named
 from revise_lab.records.revision import Revision
-from revise_lab.records.value import Value
+from revise_lab.records.value import Value, digest, freeze
 from revise_lab.records.workflow import Graph
-from revise_lab.runtime.simulator import Simulator, truth_of
+from revise_lab.runtime.simulator import Simulator
 from revise_lab.serving.cost import step_s
 from revise_lab.serving.engine import Cluster
 from revise_lab.serving.requests import Request, Served
@@ -243,7 +245,7 @@ class _Workflow(Simulator):
     def row(self) -> WorkflowRow:
         """Count everything up."""
         finished = self.end_s < math.inf
-        differences = truth_of(self.run_, answer_shortly)[1] if finished else ["unfinished"]
+        wrong = differences(self.machine, self.fleet.oracle.truth(self.machine)) if finished else ["unfinished"]
         kept = {run.current.id for run in self.machine.runs.values() if run.current}
         wasted = [call.served for call in self.made if call.attempt not in kept]
         arrival_s, revised = self.job.arrival_s, self.revised_s < math.inf
@@ -256,8 +258,8 @@ class _Workflow(Simulator):
             self.end_s - arrival_s,
             revised,
             self.revised_s - arrival_s if revised else math.nan,
-            not differences,
-            sum(line.startswith("effects") for line in differences),
+            not wrong,
+            sum(line.startswith("effects") for line in wrong),
             sum(call.served.left_s is not None for call in self.made),
             sum(each.computed_tokens + each.decoded_tokens for each in wasted),
             *self._work(-math.inf),
@@ -281,6 +283,37 @@ class _Workflow(Simulator):
         return n_calls, prompt, cached, completion, wall_s
 
 
+class _Oracle:
+    """The latest-version oracle of every run, worked out once for each distinct thing that it depends on.
+
+    That is the graph, the final inputs and the choice function: bodies are functions of what they read and are answered.
+    Runs with overrides are worked out one by one.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[Graph, Truth]] = {}
+
+    def truth(self, machine: Machine) -> Truth:
+        w = choices(machine)
+        inputs = tuple((name, digest(freeze(value))) for name, value in machine.inputs.items())
+        key = (id(machine.graph), inputs, frozenset((call, digest(answer)) for call, answer in w.items()))
+        graph, truth = self._known.get(key, (None, None))
+        if truth is None or graph is not machine.graph or machine.overrides:
+            truth = drive(oracle(machine.graph, machine.inputs, w, _fresh, machine.overrides))
+            if not machine.overrides:
+                if len(self._known) >= _N_TRUTHS:
+                    self._known.clear()
+                self._known[key] = machine.graph, truth
+        return truth
+
+
+async def _fresh(ask: Ask) -> Value:
+    return answer_shortly(ask)
+
+
+_N_TRUTHS = 2000
+
+
 class _Fleet:
     """All workflows in flight, the cluster, and the one heap of what is to come."""
 
@@ -291,6 +324,7 @@ class _Fleet:
         self.rows: list[WorkflowRow] = []
         self.in_flight: dict[int, _Workflow] = {}
         self.n_events = 0
+        self.oracle = _Oracle()
         # until a call has been seen, about what one takes on an idle replica
         self.call_s = step_s(cluster.profile, lengths.prompt_tokens, 0) + 300 * step_s(cluster.profile, 0, 1)
         self.heap: list[tuple[float, int, _Workflow, Any]] = []
@@ -391,9 +425,11 @@ def serve_workflows(
     # run, looking too rarely its memory; so it is done whenever enough workflows have ended
     collects = gc.isenabled()
     gc.disable()
+    gc.freeze()  # what was there before the run is left out of every search
     try:
         samples = _run(fleet, iter(arrivals), max_in_flight, stop_s, sample_s)
     finally:
+        gc.unfreeze()
         if collects:
             gc.enable()
     if fleet.in_flight and stop_s == math.inf:

@@ -26,6 +26,14 @@ from revise_lab.errors import ConfigError
 SOURCES = ("measured", "kernel table", "fitted", "specified", "assumed")
 """``specified``: a data sheet or the configuration of the model."""
 
+FITTED = ("weights_efficiency", "compute_efficiency", "kv_efficiency", "attention_efficiency", "overlap")
+_DEVICE = ("memory_bytes_per_s", "flops_per_s")
+_MODEL = ("body_parameters", "head_parameters", "kv_bytes_per_token", "pair_flops")
+TIMES = {"host_s", *FITTED, *_DEVICE, *_MODEL}
+"""What a step takes depends on these."""
+PLAIN = ("name", "about", "calibrated", "measurement")
+"""What a profile holds besides numbers with a source."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -39,8 +47,12 @@ class Profile:
         How long a request goes on after its client has left; ``None`` is a server that never stops it.
     reserve_share : float
         Share of the output still to come that admission keeps free; below 1 the KV cache can run out (retraction).
+    calibrated : bool
+        The times were measured on a server and met requests that the fit had not seen; ``measurement`` says which.
     sources, bands : dict
         Where each number comes from, and the low and high end of those that are uncertain.
+    measurement : dict
+        On what server, when and how well it was measured; empty if it was not.
     """
 
     name: str
@@ -66,6 +78,7 @@ class Profile:
     calibrated: bool = False
     sources: dict[str, str] = field(default_factory=dict, compare=False)
     bands: dict[str, tuple[float, float]] = field(default_factory=dict, compare=False)
+    measurement: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def label(self) -> str:
@@ -73,10 +86,12 @@ class Profile:
         return f"{'calibrated' if self.calibrated else 'emulated'} ({self.name})"
 
     def with_(self, source: str = "assumed", **changes: Any) -> Profile:
-        """Return a profile with other numbers, each marked with its source."""
+        """Return a profile with other numbers, each marked with its source; other times are not calibrated any more."""
         if source not in SOURCES:
             raise ConfigError(f"source={source!r} of {', '.join(changes)} - write one of {', '.join(SOURCES)}")
-        named = {name: source for name in changes if name not in ("name", "about", "calibrated", "bands")}
+        named = {name: source for name in changes if name not in (*PLAIN, "bands")}
+        if TIMES & changes.keys():
+            changes = {"calibrated": False} | changes
         return replace(self, **changes, sources={**self.sources, **named})
 
     def save(self, path: Path) -> None:
@@ -109,19 +124,22 @@ def load(name: str) -> Profile:
     content = json.loads(place.read_text())
     base = asdict(load(content.pop("base"))) if "base" in content else {}
     sources, bands = base.pop("sources", {}), base.pop("bands", {})
-    plain = {"name", "about", "calibrated"}
+    if TIMES & content.keys():
+        base |= {"calibrated": False, "measurement": {}}
     known = {each.name for each in fields(Profile)} - {"sources", "bands"}
     for key, entry in content.items():
-        if key not in known or (key not in plain and entry.get("source") not in SOURCES):
+        if key not in known or (key not in PLAIN and entry.get("source") not in SOURCES):
             raise ConfigError(f"profile {name!r}: {key}={entry!r} - a known name, with a source out of {SOURCES}")
-        if key in plain:
+        if key in PLAIN:
             base[key] = entry
             continue
         base[key], sources[key] = entry["value"], entry["source"]
         if "band" in entry:
             bands[key] = tuple(entry["band"])
-    if missing := known - base.keys() - {"calibrated"}:
+    if missing := known - base.keys() - {"calibrated", "measurement"}:
         raise ConfigError(f"profile {name!r} lacks {', '.join(sorted(missing))} - every number must be given")
+    if base.get("calibrated") and not base.get("measurement"):
+        raise ConfigError(f"profile {name!r} is calibrated without a measurement - revise-lab calibrate writes both")
     return Profile(**base, sources=sources, bands=bands)
 
 
@@ -180,9 +198,6 @@ def kernel_table(name: str = "h100-qwen3-14b-kernels") -> list[StepRow]:
 def errors(profile: Profile, rows: Iterable[StepRow]) -> list[float]:
     """Return the relative error of each row, signed."""
     return [step_s(profile, *row[:4]) / row.seconds - 1 for row in rows]
-
-
-FITTED = ("weights_efficiency", "compute_efficiency", "kv_efficiency", "attention_efficiency", "overlap")
 
 
 def fit(rows: Sequence[StepRow], start: Profile, free: Sequence[str] = FITTED) -> Profile:

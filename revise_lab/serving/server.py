@@ -8,32 +8,22 @@ delay that real servers were seen to have. The log of requests is the ground tru
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import itertools
-import json
-import socket
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from revise_lab.errors import ConfigError, EndpointError
-from revise_lab.serving.text import answer, prompt_text, prompt_tokens
+from revise_lab.serving.chat import MODEL, Chat, ChatReply, Receive, Send, refusal, tags
+from revise_lab.serving.loopback import LoopbackServer
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
-MODEL = "emulated-qwen3-14b"
-START_LIMIT_S = 20.0
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+__all__ = ["MODEL", "EmbeddedServer", "LogEntry"]
 
 
 @dataclass(slots=True)
@@ -61,7 +51,7 @@ class LogEntry:
     wall_s: float | None = None
 
 
-class EmbeddedServer:
+class EmbeddedServer(LoopbackServer):
     """An emulated endpoint in a thread of this process.
 
     Parameters
@@ -111,12 +101,7 @@ class EmbeddedServer:
         port: int = 0,
         allow_remote: bool = False,
     ) -> None:
-        if not allow_remote and not _is_loopback(host):
-            raise ConfigError(
-                f"host {host!r} is not loopback and the emulated endpoint has no authentication; "
-                "bind 127.0.0.1, or pass allow_remote=True on a network that you trust",
-                host=host,
-            )
+        super().__init__(host=host, port=port, allow_remote=allow_remote)
         for name, value, least in (
             ("n_slots", n_slots, 1),
             ("coalesce", coalesce, 1),
@@ -126,150 +111,37 @@ class EmbeddedServer:
                 raise ConfigError(f"{name}={value} is out of range; give {least} or more", name=name, value=value)
         self.ttft_s, self.itl_s, self.coalesce = ttft_s, itl_s, coalesce
         self.ctx_tokens, self.reply_tokens, self.abort_delay_s = ctx_tokens, reply_tokens, abort_delay_s
-        self.host, self.port, self.n_slots = host, port, n_slots
+        self.n_slots = n_slots
         self._faults = iter(faults)
         self._ids = itertools.count()
         self._log: list[LogEntry] = []
         self._slots: list[LogEntry | None] = [None] * n_slots
-        self._live: set[asyncio.Task[None]] = set()
         self._free: asyncio.Semaphore | None = None
-        self._thread: threading.Thread | None = None
-        self._server: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._born = time.perf_counter()
 
     def __repr__(self) -> str:
         return f"EmbeddedServer({self.url!r}, requests={len(self._log)}, emulated)"
 
     @property
-    def url(self) -> str:
-        """Base URL for a client, with ``/v1``."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}/v1"
-
-    @property
     def log(self) -> list[LogEntry]:
         """Copies of all requests so far, in order of arrival."""
         return [replace(entry) for entry in list(self._log)]
 
-    def start(self) -> EmbeddedServer:
-        """Bind, start the thread and wait until the server answers.
+    def _begin(self) -> None:
+        self._free = None
 
-        Returns
-        -------
-        EmbeddedServer
-            Itself, with the real port.
-
-        Raises
-        ------
-        EndpointError
-            If the port is taken or the server does not come up.
-        """
-        import uvicorn
-
-        if self._thread is not None:
-            return self
-        self._free = self._loop = None
-        try:
-            bound = socket.create_server((self.host, self.port), backlog=1024)
-        except OSError as error:
-            raise EndpointError(
-                f"cannot bind {self.host}:{self.port} ({error.strerror}); choose another port, or 0 for a free one",
-                port=self.port,
-            ) from error
-        self.port = bound.getsockname()[1]
-        config = uvicorn.Config(
-            self.app(),
-            loop="asyncio",
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            timeout_graceful_shutdown=2,
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [bound]}, name=f"revise-lab-endpoint-{self.port}", daemon=True
-        )
-        self._thread.start()
-        limit = time.monotonic() + START_LIMIT_S
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > limit:
-                bound.close()
-                raise EndpointError(f"the embedded endpoint did not come up on {self.url}", port=self.port)
-            time.sleep(0.002)
-        return self
-
-    def stop(self) -> None:
-        """Abort what is running, close all connections and join the thread; twice is fine."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self._server.should_exit = True
-        if self._loop is not None:
-            # The loop may be closed already if the thread ended by itself.
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._live])
-        thread.join()
-
-    def __enter__(self) -> EmbeddedServer:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> EmbeddedServer:
-        return await asyncio.to_thread(self.start)
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.stop)
-
-    def app(self) -> Starlette:
-        """Build the ASGI application, for a server of one's own.
-
-        Returns
-        -------
-        Starlette
-            The routes of the endpoint.
-        """
-        from starlette.applications import Starlette
-        from starlette.responses import JSONResponse, PlainTextResponse
-        from starlette.routing import Route
-
-        async def models(_: Request) -> Response:
-            row = {"id": MODEL, "object": "model", "created": 0, "owned_by": "revise_lab (emulated)"}
-            return JSONResponse({"object": "list", "data": [row]})
-
-        async def health(_: Request) -> Response:
-            return JSONResponse({"status": "ok", "emulated": True})
-
-        async def slots(_: Request) -> Response:
-            return JSONResponse(
-                [
-                    {"id": i, "is_processing": e is not None, "request": None if e is None else e.id}
-                    for i, e in enumerate(self._slots)
-                ]
-            )
-
-        async def metrics(_: Request) -> Response:
-            lines = [f"revise_lab:{name} {value}" for name, value in self.metrics().items()]
-            return PlainTextResponse("\n".join(lines) + "\n")
-
-        async def log(_: Request) -> Response:
-            return JSONResponse([asdict(e) for e in self._log])
-
-        return Starlette(
-            routes=[
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
-                Route("/v1/models", models),
-                Route("/health", health),
-                Route("/slots", slots),
-                Route("/metrics", metrics),
-                Route("/log", log),
-            ]
-        )
+    def _pages(self) -> Mapping[str, Callable[[], Any]]:
+        row = {"id": MODEL, "object": "model", "created": 0, "owned_by": "revise_lab (emulated)"}
+        return {
+            "/v1/models": lambda: {"object": "list", "data": [row]},
+            "/health": lambda: {"status": "ok", "emulated": True},
+            "/slots": lambda: [
+                {"id": i, "is_processing": e is not None, "request": None if e is None else e.id}
+                for i, e in enumerate(self._slots)
+            ],
+            "/metrics": lambda: "".join(f"revise_lab:{name} {value}\n" for name, value in self.metrics().items()),
+            "/log": lambda: [asdict(e) for e in self._log],
+        }
 
     def metrics(self) -> dict[str, int]:
         """Give the counters that ``/metrics`` shows.
@@ -290,51 +162,28 @@ class EmbeddedServer:
     async def _chat(self, request: Request) -> Response | _Generation:
         from starlette.responses import HTMLResponse
 
-        self._loop = asyncio.get_running_loop()
-        entry = LogEntry(next(self._ids), started_s=self._now())
-        for name in ("node", "attempt", "run", "call"):
-            setattr(entry, name, unquote(request.headers.get(f"x-revise-{name}", "")))
+        entry = LogEntry(next(self._ids), started_s=self._now(), **tags(request.headers))
         self._log.append(entry)
         entry.fault = request.headers.get("x-revise-fault") or next(self._faults, None) or ""
         try:
-            body = json.loads(await request.body())
-            messages = body["messages"]
-            entry.stream = bool(body.get("stream"))
-            entry.prompt_hash = blake2b(prompt_text(messages).encode(errors="surrogatepass"), digest_size=8).hexdigest()
-            entry.prompt_tokens = prompt_tokens(messages)
-            wanted = entry.prompt_tokens + (body.get("max_tokens") or 0)
-            reply = self._reply(body)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            return self._refuse(entry, 400, f"the body is not a chat request ({type(error).__name__}: {error})")
-        if wanted > self.ctx_tokens:
-            text = f"request ({wanted} tokens) exceeds the available context size ({self.ctx_tokens} tokens)"
-            return self._refuse(entry, 400, text)
+            chat = Chat(await request.body())
+            entry.stream, entry.prompt_hash, entry.prompt_tokens = chat.stream, chat.prompt_hash, chat.prompt_tokens
+            chat.reply(self.ctx_tokens, self.reply_tokens)
+        except EndpointError as error:
+            return self._refuse(entry, 400, error.message, code=error.context.get("code"))
         kind, _, argument = entry.fault.partition(":")
         if kind.isdigit():
-            return self._refuse(entry, int(kind), f"injected {kind}", {"retry-after": argument} if argument else {})
+            headers = {"retry-after": argument} if argument else {}
+            return self._refuse(entry, int(kind), f"injected {kind}", headers=headers)
         if kind == "html":
             self._finish(entry, "broken")
             return HTMLResponse("<html><body>a proxy says hello</body></html>")
-        return _Generation(self, entry, body, reply)
+        return _Generation(self, entry, chat)
 
-    def _reply(self, body: dict[str, Any]) -> tuple[list[str], str]:
-        stop = body.get("stop") or ()
-        return answer(
-            body["messages"],
-            body.get("seed"),
-            max_tokens=body.get("max_tokens"),
-            reply_tokens=self.reply_tokens,
-            json_schema=((body.get("response_format") or {}).get("json_schema") or {}).get("schema"),
-            ignore_eos=bool(body.get("ignore_eos")),
-            stop=[stop] if isinstance(stop, str) else stop,
-        )
-
-    def _refuse(self, entry: LogEntry, status: int, text: str, headers: dict[str, str] | None = None) -> Response:
-        from starlette.responses import JSONResponse
-
+    def _refuse(self, entry: LogEntry, status: int, text: str, **more: Any) -> Response:
         entry.status = status
         self._finish(entry, "rejected")
-        return JSONResponse({"error": {"message": text, "code": status}}, status_code=status, headers=headers)
+        return refusal(status, text, **more)
 
     def _now(self) -> float:
         return time.perf_counter() - self._born
@@ -362,107 +211,53 @@ class _CutError(Exception):
     """An injected fault: the connection breaks off."""
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-class _Generation:
-    """An ASGI response that decodes and watches its client at the same time."""
-
-    def __init__(self, server: EmbeddedServer, entry: LogEntry, body: dict[str, Any], reply: tuple[list[str], str]):
-        self.server, self.entry, self.body = server, entry, body
-        self.pieces, self.reason = reply
-        self.head = {"id": f"chatcmpl-{entry.id}", "created": int(time.time()), "model": body.get("model", MODEL)}
+class _Generation(ChatReply):
+    def __init__(self, server: EmbeddedServer, entry: LogEntry, chat: Chat) -> None:
+        super().__init__(chat, entry.id, server._live)
+        self.server, self.entry = server, entry
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._work(send))
-        watch = asyncio.create_task(self._watch(receive, work))
-        self.server._live.add(work)
-        # Returning with the body unfinished makes the server drop the connection, as a crash would.
         try:
-            await work
-        except asyncio.CancelledError:
-            self.server._finish(self.entry, "aborted")
+            await super().__call__(scope, receive, send)
         except _CutError:
             self.server._finish(self.entry, "broken")
-        finally:
-            self.server._live.discard(work)
-            watch.cancel()
 
-    async def _watch(self, receive: Receive, work: asyncio.Task[None]) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        # The end of a complete response looks like a disconnect too.
-        if self.entry.finished_s is None:
-            self.entry.closed_s = self.server._now()
-            if self.server.abort_delay_s is not None:
-                await asyncio.sleep(self.server.abort_delay_s)
-                work.cancel()
-
-    async def _work(self, send: Send) -> None:
-        async with self.server._slot(self.entry):
-            await (self._stream(send) if self.entry.stream else self._whole(send))
-
-    async def _stream(self, send: Send) -> None:
-        await self._open(send, "text/event-stream")
-        empty = self.entry.fault == "empty_choices"
-
-        async def event(choices: list[dict[str, Any]], **more: Any) -> None:
-            data = self.head | {"object": "chat.completion.chunk", "choices": choices} | more
-            await send(
-                {"type": "http.response.body", "body": f"data: {json.dumps(data)}\n\n".encode(), "more_body": True}
-            )
-
-        async for text in self._decode():
-            await event([] if empty else [{"index": 0, "delta": {"content": text}, "finish_reason": None}])
-        if not empty:
-            await event([{"index": 0, "delta": {}, "finish_reason": self.reason}])
-        if (self.body.get("stream_options") or {}).get("include_usage"):
-            await event([], usage=self._usage())
-        self._end()
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
-
-    async def _whole(self, send: Send) -> None:
-        text = "".join([chunk async for chunk in self._decode()])
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": self.reason}
-        choices = [] if self.entry.fault == "empty_choices" else [choice]
-        data = self.head | {"object": "chat.completion", "choices": choices, "usage": self._usage()}
-        self._end()
-        await self._open(send, "application/json")
-        await send({"type": "http.response.body", "body": json.dumps(data).encode(), "more_body": False})
-
-    async def _decode(self) -> AsyncIterator[str]:
-        """Spend the time and yield every chunk when it is due."""
-        server, entry, pieces = self.server, self.entry, self.pieces
-        kind, _, argument = entry.fault.partition(":")
-        breaks_at = int(argument or 1) if kind in ("cut", "stall") else len(pieces)
-        clock = asyncio.get_running_loop().time
-        begin = clock() + server.ttft_s + (float(argument or 5) if kind == "slow" else 0.0)
-        for first in range(0, min(len(pieces), breaks_at), server.coalesce):
-            chunk = pieces[first : first + server.coalesce]
-            due = begin + server.itl_s * (first + len(chunk) - 1)
-            await asyncio.sleep(max(0.0, due - clock()))
-            entry.tokens += len(chunk)
-            if entry.closed_s is not None:
-                entry.tokens_after_close += len(chunk)
-            yield "".join(chunk)
-        if kind == "cut":
-            raise _CutError
-        if kind == "stall":
+    async def left(self) -> None:
+        self.entry.closed_s = self.server._now()
+        if self.server.abort_delay_s is None:
             await asyncio.Event().wait()
+        else:
+            await asyncio.sleep(self.server.abort_delay_s)
 
-    def _usage(self) -> dict[str, Any]:
-        prompt, completion = self.entry.prompt_tokens, self.entry.tokens
-        counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-        return counts | {"prompt_tokens_details": {"cached_tokens": 0}}
+    def stopped(self) -> None:
+        self.server._finish(self.entry, "aborted")
 
-    def _end(self) -> None:
-        # Entered before the last bytes leave, so that a client that has its answer finds the log complete.
+    def end(self) -> None:
+        super().end()
         self.server._finish(self.entry, "completed" if self.entry.closed_s is None else "aborted")
 
-    async def _open(self, send: Send, media_type: str) -> None:
-        headers = [(b"content-type", media_type.encode()), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    def usage(self) -> tuple[int, int]:
+        return self.entry.tokens, 0
+
+    def choices(self, choice: dict[str, Any]) -> list[dict[str, Any]]:
+        return [] if self.entry.fault == "empty_choices" else [choice]
+
+    async def decode(self) -> AsyncGenerator[int]:
+        """Spend the time in a slot and yield with every chunk when it is due."""
+        server, entry, n = self.server, self.entry, len(self.chat.pieces)
+        kind, _, argument = entry.fault.partition(":")
+        breaks_at = int(argument or 1) if kind in ("cut", "stall") else n
+        clock = asyncio.get_running_loop().time
+        async with server._slot(entry):
+            begin = clock() + server.ttft_s + (float(argument or 5) if kind == "slow" else 0.0)
+            for first in range(0, min(n, breaks_at), server.coalesce):
+                have = min(first + server.coalesce, n)
+                await asyncio.sleep(max(0.0, begin + server.itl_s * (have - 1) - clock()))
+                entry.tokens = have
+                if entry.closed_s is not None:
+                    entry.tokens_after_close += have - first
+                yield have
+            if kind == "cut":
+                raise _CutError
+            if kind == "stall":
+                await asyncio.Event().wait()
