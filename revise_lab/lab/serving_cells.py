@@ -112,6 +112,7 @@ def serve(
     n_tenants: int,
     revised_share: float = 0.5,
     abort: str = "0 s",
+    routing: str = "least_loaded",
     cv: float = 0.0,
     factors: dict[str, float] | None = None,
     sample_s: float = float("inf"),
@@ -130,8 +131,8 @@ def serve(
         The workload.
     prompt_tokens, shared_tokens, output_tokens, cv, factors
         Lengths of a call, see `Lengths`.
-    profile, n_replicas, n_tenants, abort
-        The cluster; ``abort`` is a key of `ABORTS`.
+    profile, n_replicas, n_tenants, abort, routing
+        The cluster; ``abort`` is a key of `ABORTS`. ``pinned`` keeps a tenant at one replica, the same under every policy.
     sample_s : float
         Time between samples of the load.
     """
@@ -140,7 +141,7 @@ def serve(
     cost = load(profile)
     cost = cost if ABORTS[abort] == cost.abort_delay_s else cost.with_(abort_delay_s=ABORTS[abort])
     lengths = Lengths(prompt_tokens, shared_tokens, cv, factors or {})
-    return serve_workflows(coming, Cluster(cost, n_replicas), policy, lengths, sample_s=sample_s)
+    return serve_workflows(coming, Cluster(cost, n_replicas, routing=routing), policy, lengths, sample_s=sample_s)
 
 
 def is_counted(number: int, n: int) -> bool:

@@ -4,8 +4,8 @@ One cell is one open-loop run on an emulated cluster: 500 workflows, of which 18
 (shares, at other sizes). Arrivals, tenants, families, moments of revision and lengths hang on the replicate only: every
 policy meets the same at every load, whose rate merely stretches the arrivals. Virtual time makes the order in which cells
 run irrelevant. Assumptions: a tenant is a cache namespace with a system prompt of its own; the router takes the replica
-with the fewest requests; revisions come at a uniform share of a workflow's progress, so that what they find does not
-depend on the load.
+with the fewest requests (``fixed.routing=pinned`` pairs the replicas too); revisions come at a uniform share of a workflow's
+progress, so that what they find does not depend on the load.
 
 The queue couples workflows. Work is compared over workflows; goodput and latency over whole runs: a change is taken in
 each run of a load, and the mean over runs is resampled in two levels, runs and then blocks of neighbouring arrivals.
@@ -59,6 +59,7 @@ class Params(BaseModel):
     load: float = Field(1.0, gt=0.0, description="rate of arrivals over the capacity")
     policy: Literal["restart", "suffix", "revise", "revise_plus", "wait"] = "revise"
     abort: Literal["0 s", "2 s", "never"] = Field("0 s", description="how long an aborted request goes on")
+    routing: Literal["least_loaded", "pinned"] = Field("least_loaded", description="pinned: replicas are paired too")
     n_workflows: int = Field(500, ge=25)
     revised_share: float = Field(0.5, ge=0.0, le=1.0)
     n_replicas: int = Field(4, ge=1)
