@@ -320,7 +320,9 @@ class Machine(Revising):
         if not self.closable:
             waits = [f"{run.name} is {run.status}" for run in self.runs.values() if not run.settled]
             waits += [f"{intent.key} is blocked: {why}" for intent, _, why in self.residue()]
-            waits += [f"{self._intent(box, box.waiting).key} is on its way" for box in self._boxes() if self._moves(box)]
+            waits += [
+                f"{self._intent(box, box.waiting).key} is on its way" for box in self._boxes() if self._moves(box)
+            ]
             raise IllegalEvent(f"close: not everything is settled ({'; '.join(waits[:5])}) - finish or revise first")
         self.journal.append(event)
         broken = [
