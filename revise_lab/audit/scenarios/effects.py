@@ -219,7 +219,7 @@ SCENARIOS = (
         (Step("A", ["r.f"], effects=_pays(), retries=1),),
         _IN,
         (_TO_B,),
-        Required((_out(A="b"),), {"close_release": {"start A": (1, 3)}}),
+        Required((_out(A="b"),), {"close_release": {"start A": (1, 3)}, "wait close_release": {"start A": (2, 3)}}),
         faults=(("A/e", "refused"),),
     ),
     Scenario(
