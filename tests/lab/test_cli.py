@@ -163,12 +163,19 @@ def test_a_failed_cell_is_a_failed_notebook(capsys, monkeypatch):
     assert "raised CellFailed: 4 of 4 cells failed" in capsys.readouterr().err
 
 
+def heed_ctrl_c():
+    """Undo what a shell does to background jobs, for this run of the tests may be one: they ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_finished_and_the_same_command_takes_up(place, monkeypatch):
     monkeypatch.setenv("TOY_JOURNAL", str(place / "journal"))
     monkeypatch.setenv("TOY_SLEEP_S", "2")
     command = [sys.executable, "-m", "revise_lab.lab.cli", "reproduce", "toy"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=heed_ctrl_c
+    )
     give_up = time.monotonic() + 90
     while not ((place / "journal").exists() and (place / "journal").read_text().count("\n") >= 3):
         assert time.monotonic() < give_up

@@ -212,7 +212,13 @@ def _interrupt(config, tmp_path: Path, journal, what: signal.Signals, n_jobs: in
     arguments, environ = _command(tmp_path, n_jobs, TOY_SLEEP_S="0.25")
     with (tmp_path / "stderr.txt").open("wb") as stderr:
         environ["PYTHONFAULTHANDLER"] = "1"
-        process = subprocess.Popen(arguments, env=environ, start_new_session=True, stderr=stderr)
+        process = subprocess.Popen(
+            arguments,
+            env=environ,
+            start_new_session=True,
+            stderr=stderr,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore it
+        )
     run, limit = RunFolder.of(config, tmp_path / "results"), time.monotonic() + 60
     while len(run.parts.ids() if run.path.exists() else ()) < 2:
         assert process.poll() is None, "the sweep ended before it was interrupted"

@@ -206,7 +206,7 @@ SCENARIOS = (
         Required(
             ({"N": {"o": "a", "lane": {"low": True}}, "K": {"o": "a"}},),
             {
-                "revise_plus digest diff": {"start N": (1, 1), "start K": (1, 1)},
+                "revise_plus digest diff extension": {"start N": (1, 1), "start K": (1, 1)},
                 "wait": {"start N": (3, 3), "start K": (3, 3)},
             },
             (("rev r1", "commit N"), ("rev r1", "commit K")),
