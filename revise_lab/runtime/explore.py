@@ -78,21 +78,10 @@ def schedules(
         Chooses the walks.
     """
     seen: set[int] = set()
-    choices: list[int] = []
-
-    def first_left(depth: int, _: int) -> int:
-        return choices[depth] if depth < len(choices) else 0
-
-    while len(seen) < n - n_walks:
-        history, world, widths = _schedule(scenario, how, first_left)
-        seen.add(hash(history))
-        yield history, world
-        choices += [0] * (len(widths) - len(choices))
-        while choices and choices[-1] + 1 == widths[len(choices) - 1]:
-            choices.pop()
-        if not choices:
-            return
-        choices[-1] += 1
+    deepest = _depth_first(scenario, how)
+    while len(seen) < n - n_walks and (found := next(deepest, None)):
+        seen.add(hash(found[0]))
+        yield found
     for _ in range(20 * n_walks):
         if len(seen) >= n:
             return
@@ -100,6 +89,30 @@ def schedules(
         if hash(history) not in seen:
             seen.add(hash(history))
             yield history, world
+    for history, world in deepest:  # where walks keep meeting the same few
+        if len(seen) >= n:
+            return
+        if hash(history) not in seen:
+            seen.add(hash(history))
+            yield history, world
+
+
+def _depth_first(scenario: Scenario, how: Policy) -> Iterator[tuple[tuple[str, ...], World]]:
+    """Yield every complete schedule once."""
+    choices: list[int] = []
+
+    def first_left(depth: int, _: int) -> int:
+        return choices[depth] if depth < len(choices) else 0
+
+    while True:
+        history, world, widths = _schedule(scenario, how, first_left)
+        yield history, world
+        choices += [0] * (len(widths) - len(choices))
+        while choices and choices[-1] + 1 == widths[len(choices) - 1]:
+            choices.pop()
+        if not choices:
+            return
+        choices[-1] += 1
 
 
 def _schedule(scenario: Scenario, how: Policy, choose: Any) -> tuple[tuple[str, ...], World, list[int]]:

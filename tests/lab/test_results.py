@@ -284,7 +284,7 @@ def test_a_full_disk_loses_nothing_and_the_sweep_goes_on_once_there_is_room(tmp_
         errno, remedy, path = _run_full(tmp_path, disk, "fill", room)
         assert (errno, remedy) == ("28", "True")
         assert path.startswith(str(disk))
-        assert path.endswith(file)
+        assert path.endswith((file, "manifest.json")), "a slow machine may save its progress just then"
         (disk / "filler").unlink()
         config = load(tmp_path / "toy.yaml")
         assert sweep(config, disk, progress=False)["cell_id"].nunique() == 1200

@@ -177,7 +177,7 @@ EFFECT_MUTANTS = (
         "refused once, the node is not asked again",
         HELD,
         "refused_by_target",
-        ((f"{EFFECTS}._refused", "if run.failures < run.node.retries:", "if False:"),),
+        ((f"{EFFECTS}._refused", "if run.refusals < run.node.retries:", "if False:"),),
     ),
     (
         "no answer is taken for a good one",

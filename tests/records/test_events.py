@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from revise_lab.errors import ReviseLabError
 from revise_lab.records import event as ev
 from revise_lab.records.attempt import Call, Coverage
-from revise_lab.records.effect import Effect, Reversibility
+from revise_lab.records.effect import Answer, Effect, EffectState, Intent, Reversibility
 from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.selector import Delta, How, Marker, Read, Role, Selector
 from revise_lab.records.value import ABSENT, Arr, Obj, equal, freeze
@@ -26,7 +26,7 @@ TEXTS = st.sampled_from(["r1", "n", "n@1", "worker[=7]@2", 'quo"te', "é"])
 READS = st.builds(Read, SELECTORS, VALUES)
 CALLS = st.builds(Call, TEXTS, TEXTS, TEXTS, VALUES, st.integers(0, 3), VALUES)
 CHANGES = st.builds(Change, TEXTS, st.sampled_from(Op), PATHS, VALUES, st.none() | st.integers(0, 9))
-EFFECTS = st.builds(Effect, TEXTS, VALUES, st.sampled_from(Reversibility), TEXTS)
+EFFECTS = st.builds(Effect, TEXTS, VALUES, st.sampled_from(Reversibility), TEXTS, VALUES, st.booleans())
 DELTAS = st.builds(
     Delta,
     TEXTS,
@@ -49,6 +49,8 @@ BY_TYPE = {
     "tuple[Read, ...]": _many(READS), "tuple[Call, ...]": _many(CALLS), "tuple[Effect, ...]": _many(EFFECTS),
     "Delta": DELTAS, "tuple[Delta, ...]": _many(DELTAS), "Evidence": EVIDENCE, "Evidence | None": st.none() | EVIDENCE,
     "Selector | None": st.none() | SELECTORS, "tuple[PlannedNode, ...]": _many(PLANNED), "tuple[str, ...]": _many(TEXTS),
+    "Intent": st.builds(Intent, TEXTS, TEXTS, TEXTS, st.integers(0, 9)), "Effect | None": st.none() | EFFECTS,
+    "Answer": st.sampled_from(Answer), "EffectState": st.sampled_from(EffectState),
     "tuple[tuple[str, str | None], ...]": _many(st.tuples(TEXTS, st.none() | TEXTS)),
 }  # fmt: skip
 

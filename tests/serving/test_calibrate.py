@@ -358,7 +358,10 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path):
     with EmbeddedServer(ttft_s=0.01, itl_s=0.002) as server:
         command = ["calibrate", "--base-url", server.url, "--model", MODEL, "--out", str(tmp_path / "x.json")]
         child = subprocess.Popen(
-            [sys.executable, "-m", "revise_lab.lab.cli", *command], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "revise_lab.lab.cli", *command],
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore it
         )
         limit_s = time.monotonic() + 30
         while not raw.is_file() or len(raw.read_text().splitlines()) < 4:
