@@ -1,6 +1,6 @@
 """What the auditor knows of effects: who asked for them, what is out in the world, and what may be.
 
-Like the rest of the auditor it believes the journal's facts about the world and none of the machine's decisions: whether
+Like the rest of the auditor it believes what targets have answered and none of the machine's decisions: whether
 an effect may leave is decided again from what the node's current attempt read and staged.
 """
 

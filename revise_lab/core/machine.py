@@ -238,6 +238,8 @@ class Machine(Revising):
     def _reconsiders(self, run: NodeRun, current: Attempt) -> bool:
         """Ask for a decision again where nothing else of a committed attempt has changed (R7); say whether it is open."""
         control = current.dropped is None and not current.failed and run.node.branch is not None
+        if any(each.source == run.node.name and each.membership for each in self.graph.nodes.values()):
+            control = False  # its branch saw a list; what is kept of it is keyed, and a decision on that proves nothing
         if not control or any(each.role is not _CONTROL for each in current.mismatched):
             return False
         if run.source is not None and run.source[1] in current.mismatched:

@@ -731,3 +731,27 @@ def test_calls_that_are_lost_or_late_and_crashes_leave_the_world_right(name, swi
         assert (run.machine.state, truth_of(run)[1], audit(run.machine.journal)) == ("closed", [], []), seed
         n_lost += simulator.n_lost
     assert n_lost >= 5
+
+
+def test_a_decision_on_a_list_of_members_is_not_made_again_on_its_keys():
+    """A spawner keeps its entries by key; a branch that saw the list could decide as before for another reason."""
+    flow = Workflow("spawner")
+
+    @flow.node(name="S")
+    def spawn(state):
+        return {"items": ["p"], "x": state["r"]["f"]}
+
+    @flow.branch(of="S")
+    def decide(state, out):
+        return "left" if isinstance(out["items"], dict) or state["r"]["g"] == 1 else "right"
+
+    flow.member(of="S", items="items", name="M")(lambda state: {})
+    flow.node(name="L", when=("S", "left"))(lambda state: {})
+    flow.node(name="R", when=("S", "right"))(lambda state: {})
+    change = Revision("r1", (Change("r", Op.SET, ("g",), 2),))
+    run = simulate(
+        flow, {"r": {"f": 0, "g": 1}}, policy_named("revise_plus", control="condition"), revisions=[(9.0, change)]
+    )
+    assert "R" in run.outputs
+    assert "L" not in run.outputs
+    assert truth_of(run)[1] == []
