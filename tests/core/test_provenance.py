@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from revise_lab.core.provenance import ReaderIndex
@@ -24,7 +25,7 @@ def selectors(draw, roots):
     return Selector(draw(st.sampled_from(["doc", "other"])), tuple(path), draw(st.sampled_from(Marker)))
 
 
-@settings(max_examples=400)
+@pytest.mark.deep
 @given(st.data())
 def test_the_index_agrees_with_the_overlap_of_every_pair(data):
     states = data.draw(st.lists(ROOTS, min_size=2, max_size=4))

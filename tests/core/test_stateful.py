@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -288,5 +289,5 @@ class Against(RuleBasedStateMachine):
         assert (again.journal, again.fingerprint()) == (machine.journal, machine.fingerprint()), history
 
 
-TestAgainstTheOracle = Against.TestCase
-TestAgainstTheOracle.settings = settings(max_examples=120, stateful_step_count=40)
+TestAgainstTheOracle = pytest.mark.deep(Against.TestCase)
+TestAgainstTheOracle.settings = settings(stateful_step_count=40)

@@ -131,6 +131,7 @@ def test_results_that_cannot_be_written_are_told_before_anything_runs(capsys, pl
     assert re.search(r"revise-lab: cannot write .*file.* pass another results_dir", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_reproduce_runs_the_notebook_and_ends_with_scorecard_and_paths(capsys, place):
     assert main(["reproduce", "toy", "--set", "grid.load=[1.5, 2]", "--profile", "quick"]) == 0
     out, err = capsys.readouterr()

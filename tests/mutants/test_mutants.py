@@ -10,7 +10,7 @@ import __future__
 
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import reduce
 from importlib import import_module
@@ -80,6 +80,8 @@ def _kill(mutant: Mutant, scenario: str, how: str) -> Problem | None:
 
 
 PLUS, PAPER = "revise_plus", "revise"
+SLOW = {"a decision that is made again keeps what it read before", "same_decision"}
+"""Mutants and scenarios whose exploration takes many seconds: `make slow` runs them."""
 INDEX, SETTLE, MACHINE, REVISING = (
     "core.provenance:ReaderIndex",
     "core.settle:Settling",
@@ -379,18 +381,18 @@ MUTANTS = [
 MUTANTS += [Mutant(*each) for each in EFFECT_MUTANTS]
 
 
-def test_every_mutant_is_killed():
-    found = {mutant: _kill(mutant, mutant.by, mutant.how) for mutant in MUTANTS}
-    for mutant, problem in found.items():
-        where = f"{mutant.by}: {problem.anomaly}: {problem.line or problem.detail}" if problem else "SURVIVED"
-        print(f"{mutant.name} | {where}")
-    assert not [mutant.name for mutant, problem in found.items() if problem is None]
-    assert len(MUTANTS) >= 22
+def _marked(values: Iterable[Any], slow: Container[str]) -> list[Any]:
+    return [
+        pytest.param(each, marks=pytest.mark.slow if (name := getattr(each, "name", each)) in slow else (), id=name)
+        for each in values
+    ]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_witness_shows_the_mistake_and_nothing_without_it(mutant):
+@pytest.mark.parametrize("mutant", _marked(MUTANTS, SLOW))
+def test_every_mutant_is_killed_and_its_witness_shows_nothing_without_it(mutant):
     problem = _kill(mutant, mutant.by, mutant.how)
+    assert problem, f"{mutant.name} survived {mutant.by}"
+    print(f"{mutant.name} | {mutant.by}: {problem.anomaly}: {problem.line or problem.detail}")
     if not problem.line:
         return
     with mutated(mutant.edits):
@@ -401,6 +403,10 @@ def test_a_witness_shows_the_mistake_and_nothing_without_it(mutant):
         assert not wrong
 
 
+def test_there_are_at_least_as_many_mutants_as_promised():
+    assert len(MUTANTS) >= 22
+
+
 def test_a_mutant_leaves_no_trace():
     before = {edit[0]: _function(edit[0]).__code__ for mutant in MUTANTS for edit in mutant.edits}
     for mutant in MUTANTS:
@@ -409,7 +415,7 @@ def test_a_mutant_leaves_no_trace():
     assert all(_function(where).__code__ is code for where, code in before.items())
 
 
-@pytest.mark.parametrize("name", [name for name, each in SCENARIOS.items() if not each.liveness])
+@pytest.mark.parametrize("name", _marked((name for name, each in SCENARIOS.items() if not each.liveness), SLOW))
 def test_every_scenario_kills_a_mutant(name):
     killer = next((mutant for mutant in _likely(name) if _kill(mutant, name, mutant.how)), None)
     print(f"{name} kills: {killer.name if killer else 'none'}")

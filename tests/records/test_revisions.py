@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from revise_lab.errors import PathError
@@ -125,7 +125,7 @@ def edits(draw):
     return old, new, changes
 
 
-@settings(max_examples=500)
+@pytest.mark.deep
 @given(edits(), st.data())
 def test_a_delta_of_patches_says_what_a_comparison_of_states_says(drawn, data):
     old, new, changes = drawn

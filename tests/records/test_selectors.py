@@ -210,7 +210,7 @@ def pairs(draw):
     return old, new, Selector("doc", tuple(path), draw(st.sampled_from(Marker)))
 
 
-@settings(max_examples=600)
+@pytest.mark.deep
 @given(pairs())
 def test_overlap_is_never_finer_than_the_truth(drawn):
     old, new, selector = drawn
