@@ -73,13 +73,13 @@ def _story(run):
 @pytest.mark.parametrize("name", POLICIES)
 def test_random_runs_equal_the_oracle(name):
     stories = Counter()
-    for seed in range(100):
+    for seed in range(150):
         run = one_run(seed, name)
         stories += Counter({kind: 1 for kind, count in _story(run).items() if count})
         if seed % 10 == 0:
             again = replay(run.machine.graph, run.machine.journal, run.machine.policy)
             assert (again.journal, again.fingerprint()) == (run.machine.journal, run.machine.fingerprint()), seed
-    assert stories["Closed"] == 100
+    assert stories["Closed"] == 150
     assert min(stories[kind] for kind in ("member", "skipped")) >= 20, stories
     seen = {"restart": ("Stop", "Retracted"), "wait": ("Deferred", "Retracted")}.get(
         name, ("Stop", "Rejected", "Retracted")
@@ -91,7 +91,7 @@ def test_random_runs_equal_the_oracle(name):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", POLICIES)
 def test_five_thousand_random_runs_equal_the_oracle(name, capsys):
-    count = sum(one_run(seed, name) is not None for seed in range(100, 1350))
+    count = sum(one_run(seed, name) is not None for seed in range(150, 1400))
     with capsys.disabled():
         print(f"\n{name}: {count} random runs equal the oracle")
 

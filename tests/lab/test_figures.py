@@ -74,6 +74,7 @@ figures.save_figure(figures.curve(frame, "load", "p99_s").figure, "p99", sys.arg
 """
 
 
+@pytest.mark.slow
 def test_all_four_files_come_out_the_same_in_another_process(tmp_path):
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "SOURCE_DATE_EPOCH": seed}

@@ -177,6 +177,7 @@ def failure(root, name, *code, **options):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_dead_kernel_fails_the_run_at_its_cell(tmp_path):
     message = failure(tmp_path, "dead", "import os; os._exit(3)", "z = 2")
     assert message.startswith(
