@@ -123,13 +123,13 @@ class ReactAgent:
         self._client = client
         self._tools = {"tools": tools(scenario), "tool_choice": "auto"}
         self._errors: list[dict[str, Any]] = []
-        self._n_turns = 0
+        self._last: list[Turn] = []
         self.n_calls = 0
 
     def next(self, state: Epistemic) -> Call:
         """Ask the model for the next step; arguments that are no JSON are handed on as the text that came."""
-        if len(state.turns) != self._n_turns:
-            self._errors, self._n_turns = [], len(state.turns)
+        if state.turns[-1:] != self._last:  # a step that is made again leaves as many turns as there were
+            self._errors, self._last = [], state.turns[-1:]
         messages = [*conversation(self.scenario, state), *self._errors]
         reply = self._ask(messages=messages, temperature=self.temperature, **self._tools)
         message, usage = reply.choices[0].message, reply.usage
