@@ -12,6 +12,7 @@ from revise_lab.lab import experiments
 from revise_lab.lab.experiments import absorber_streambench as streambench
 from revise_lab.lab.scorecard import claims
 from revise_lab.workloads.streambench.methods import METHODS
+from revise_lab.workloads.streambench.react import ToolServer
 
 NAME = "absorber_streambench"
 FATES = ["stale", "stale", "kept", "kept", "stale", "kept", "stale", "stale", "undone"]
@@ -74,7 +75,7 @@ def test_rows_are_what_the_columns_say_and_every_method_meets_the_same_settings(
     first = frame[frame["method"] == "absorber"][settings].to_numpy().tolist()
     for method in METHODS:
         assert frame[frame["method"] == method][settings].to_numpy().tolist() == first
-    assert {"method", "k"} == set(experiments.get(NAME).not_in_seed)
+    assert {"method", "k", "endpoint", "model"} == set(experiments.get(NAME).not_in_seed)
     assert frame["theorem_3"].all()
     assert frame["converged"].all()
 
@@ -126,6 +127,7 @@ def test_the_stale_example_names_what_each_act_was_derived_from():
 def test_the_fates_of_the_case_study_are_those_of_the_paper():
     fates = streambench.fates(streambench.case_study("absorber"))
     assert fates["fate"].tolist() == FATES + ["after"] * 7
+    assert streambench.fates(streambench.case_study("naive"))["fate"].tolist()[8] == "stale", "the proposal stands"
     restart = streambench.fates(streambench.case_study("full_restart"))["fate"].tolist()
     assert restart == ["forgotten"] * 4 + ["undone"] * 5 + ["after"] * 15
 
@@ -147,6 +149,35 @@ def test_the_figures_show_what_is_in_the_tables(frame):
     beside = streambench.beside_published(three)
     assert beside["published_quality"].notna().sum() == 25
     assert len(beside) == len(three)
+
+
+def test_a_model_at_an_endpoint_acts_and_judges(frame):
+    """The endpoint is scripted: its acts are those of the deterministic agent, its scores mean nothing."""
+    asked = {"part": "grid", "method": "absorber", "revision": "cancellation", "n_worlds": 1}
+    with ToolServer() as server:
+        there = streambench.Params(endpoint=server.url, **asked)
+        assert streambench.estimate(there)["calls"] > 100
+        rows = streambench.cell(there, seed=4, replicate=0)
+        n_scored = len(server.log) - sum(row["n_http_calls"] for row in rows)
+    assert streambench.usage(rows)["calls"] == len(server.log)
+    assert n_scored == 3 * len(rows) == 18
+    assert all(1 <= row["quality_model"] <= 5 for row in rows)
+    emulated = frame[
+        (frame["part"] == "grid") & (frame["method"] == "absorber") & (frame["revision"] == "cancellation")
+    ]
+    for column in ("quality", "n_wasted", "n_acts", "n_stale_kept"):
+        assert [row[column] for row in rows] == emulated[column].tolist()
+    measured = pd.DataFrame([there.model_dump() | row for row in rows])
+    assert sorted(streambench.grid(measured)["quality"]) == sorted(measured["quality_model"])
+    assert {row["source"].partition(" ")[0] for row in streambench.values(measured)} <= {"measured", "by", "published"}
+
+
+def test_what_a_model_gains_answers_its_row(frame):
+    named = frame.assign(model="DeepSeek-V3", endpoint="http://there/v1", quality_model=frame["quality"])
+    found = {row["id"]: row for row in streambench.values(named)}
+    one = named[named["part"] == "grid"].groupby("method")["quality"].mean()
+    assert found["S07.deepseek_v3"]["value"] == pytest.approx(one["absorber"] - one["naive"])
+    assert found["S07.deepseek_v3"]["source"] == "measured (DeepSeek-V3 at http://there/v1)"
 
 
 @pytest.mark.slow

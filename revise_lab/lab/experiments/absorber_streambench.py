@@ -5,16 +5,19 @@ revision, three worlds, the revision right after the ninth act. ``ablation``: pa
 moment of the revision and attention of the agent. ``http``: draws from the grid, run in process and again through the
 `openai` library against a scripted endpoint that answers with real tool calls; the traces must be equal.
 
-The agent is deterministic, no model (emulated): it does without error what its memory tells it, so quality shows what a
-method leaves wrong in memory and world, and nothing else. Tokens are estimated at four characters each. In the grid the
-agent trusts its memory (attention 0); three worlds take the place of three samples of a model.
+With ``endpoint`` a model acts in the grid, and judges three times at temperature 0 besides the assertions; quality is then
+what it gives. Otherwise the agent is deterministic, no model (emulated): it does without error what its memory tells it, so
+quality shows what a method leaves wrong in memory and world, and nothing else. Tokens are estimated at four characters each.
+In the grid the agent trusts its memory (attention 0); three worlds take the place of three samples of a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,13 +25,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from revise_lab.lab import stats
 from revise_lab.lab.experiments import Column
+from revise_lab.runtime.endpoint import connect
+from revise_lab.runtime.reply import MalformedReply
+from revise_lab.workloads.streambench import judges
 from revise_lab.workloads.streambench.methods import CHECKPOINT_ACTS, METHODS, PUBLISHED, Run, exact_ratio, run
 from revise_lab.workloads.streambench.react import ReactAgent, ToolServer, open_client
 from revise_lab.workloads.streambench.scenarios import EVENT, FIRST_OUTWARD, GRID_RATIOS, RATIOS, SCENARIOS, Scenario
-from revise_lab.workloads.streambench.stream import RevisionType
+from revise_lab.workloads.streambench.stream import RevisionType, stale_turns
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 ALGORITHM_VERSION = 1
-NOT_IN_SEED = frozenset({"method", "k"})
+NOT_IN_SEED = frozenset({"method", "k", "endpoint", "model"})
 ATTENTIONS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 CORE: Final = ("foresight", "absorber", "full_restart", "naive", "ignore")
 """The methods of tables 1 and 3; foresight is published as Oracle."""
@@ -62,6 +71,7 @@ COLUMNS = {
     "at": Column("exact", "acts", "act right after which the revision came", "int"),
     "attention": Column("exact", "", "probability that the agent notices a remembered step which contradicts", "float"),
     "quality": Column("exact", "score", "quality by the deterministic judge, 1 to 5", "float"),
+    "quality_model": Column("timed", "score", "mean of three scores by the model; not a number without one", "float"),
     "n_wasted": Column("exact", "acts", "acts before the revision that were given up", "int"),
     "n_undone": Column("exact", "calls", "calls that undid an effect, compensations and inversions", "int"),
     "n_compensated": Column("exact", "calls", "those of them that compensated", "int"),
@@ -89,6 +99,13 @@ class Params(BaseModel):
     k: int = Field(CHECKPOINT_ACTS, ge=1, description="acts between two checkpoints, for checkpoint_k")
     n_worlds: int = Field(3, ge=1, description="worlds for each task and ratio of the grid")
     n_draws: int = Field(1, ge=1, description="draws of the other parts")
+    endpoint: str = Field("emulated", description="emulated, or the URL of a model that acts and judges in the grid")
+    model: str = Field("", description="name of that model; empty: the first that the endpoint lists")
+
+    @property
+    def url(self) -> str:
+        """Where a model acts; empty if none does."""
+        return "" if self.endpoint == "emulated" or self.part != "grid" else self.endpoint
 
 
 class _Setting(NamedTuple):
@@ -106,8 +123,10 @@ class _Setting(NamedTuple):
 def cell(params: Params, seed: int, replicate: int) -> list[dict[str, Any]]:
     """Run one method on the settings of a cell and return a row for each."""
     with ExitStack() as stack:
-        rerun = _over_http(stack) if params.part == "http" else None
-        return [_row(params, setting, rerun) for setting in _settings(params, seed)]
+        url = stack.enter_context(ToolServer()).url if params.part == "http" else params.url
+        client = stack.enter_context(open_client(url)) if url else None
+        model = params.model or (client.models.list().data[0].id if client else "")
+        return [_row(params, setting, client, model) for setting in _settings(params, seed)]
 
 
 def _settings(params: Params, seed: int) -> Iterator[_Setting]:
@@ -132,26 +151,17 @@ def _settings(params: Params, seed: int) -> Iterator[_Setting]:
             yield _Setting(scenario, RATIOS[rng.integers(len(RATIOS))], kind, number, world, at, attention)
 
 
-def _over_http(stack: ExitStack) -> Callable[[_Setting, Params], tuple[Run, int]]:
-    server = stack.enter_context(ToolServer())
-    client = stack.enter_context(open_client(server.url))
-
-    def rerun(setting: _Setting, params: Params) -> tuple[Run, int]:
-        agent = ReactAgent(setting.scenario, client)
-        again = run(
-            setting.scenario, setting.rho, setting.kind, params.method, seed=setting.seed, k=params.k, agent=agent
-        )
-        return again, agent.n_calls
-
-    return rerun
-
-
-def _row(params: Params, setting: _Setting, rerun: Callable[..., tuple[Run, int]] | None) -> dict[str, Any]:
+def _row(params: Params, setting: _Setting, client: OpenAI | None, model: str) -> dict[str, Any]:
     scenario, rho, kind, number, seed, at, attention = setting
-    done = run(scenario, rho, kind, params.method, seed=seed, at=at, attention=attention, k=params.k)
-    n_http_calls, same = 0, "-"
-    if rerun is not None:
-        again, n_http_calls = rerun(setting, params)
+    asked = {"seed": seed, "at": at, "k": params.k}
+    agent = ReactAgent(scenario, client, model) if client else None
+    done = run(scenario, rho, kind, params.method, attention=attention, agent=agent if params.url else None, **asked)
+    same, score = "-", np.nan
+    if params.url:
+        with ThreadPoolExecutor(1) as pool:  # a notebook's thread has an event loop that runs
+            score = pool.submit(lambda: asyncio.run(_score(params.url, model, done))).result()
+    elif agent:
+        again = run(scenario, rho, kind, params.method, agent=agent, **asked)
         same = "yes" if (again.trace, again.world.public()) == (done.trace, done.world.public()) else "no"
     return {
         "scenario": scenario.name,
@@ -162,6 +172,7 @@ def _row(params: Params, setting: _Setting, rerun: Callable[..., tuple[Run, int]
         "at": at,
         "attention": attention,
         "quality": done.quality,
+        "quality_model": score,
         "n_wasted": done.n_wasted,
         "n_undone": done.n_undone,
         "n_compensated": done.n_compensated,
@@ -171,16 +182,36 @@ def _row(params: Params, setting: _Setting, rerun: Callable[..., tuple[Run, int]
         "n_residue": done.n_residue,
         "theorem_3": done.theorem_3() is not False,
         "converged": done.converged,
-        "n_http_calls": n_http_calls,
+        "n_http_calls": agent.n_calls if agent else 0,
         "same_trace": same,
     }
+
+
+async def _score(url: str, model: str, done: Run) -> float:
+    async with connect(url, model=model) as judge:
+        try:
+            scores = await judges.model_quality(judge, done.scenario.task, done.revised, done.world, done.outcome)
+        except MalformedReply:
+            return float("nan")
+    return float(np.mean(scores))
 
 
 def estimate(params: Params) -> dict[str, float]:
     """Return what a cell costs; measured on two busy cores, for ``--dry-run`` only."""
     n_grid = len(SCENARIOS) * params.n_worlds * len(GRID_RATIOS.get(params.revision, ()))
-    wall_s = {"grid": 0.003 * n_grid, "ablation": 0.003 * params.n_draws, "http": 4 + 1.2 * params.n_draws}
+    if params.url:  # as many calls and tokens as published, at a second a call
+        return {"calls": 32 * n_grid, "tokens": 120_000 * n_grid, "wall_s": 32 * n_grid}
+    wall_s = {"grid": 0.003 * n_grid, "ablation": 0.003 * params.n_draws, "http": 2 + 0.2 * params.n_draws}
     return {"wall_s": wall_s[params.part]}
+
+
+def usage(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return what a cell has spent at a real endpoint: calls of the agent and the judge, tokens of the agent."""
+    real = [
+        row for row in rows if row["n_http_calls"] and row["same_trace"] == "-"
+    ]  # the scripted endpoint costs nothing
+    calls = sum(row["n_http_calls"] + judges.N_SCORES for row in real)
+    return {"calls": calls, "tokens": sum(row["n_tokens"] for row in real)}
 
 
 # --- tables ---
@@ -196,8 +227,12 @@ MEASURES: Final = {
 
 
 def grid(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the grid, with tokens in thousands and the group of worlds that each row belongs to."""
+    """Return the rows of the grid, with tokens in thousands and the group of worlds that each row belongs to.
+
+    Where a model has acted, the quality is what it gave as the judge.
+    """
     rows = frame[frame["part"] == "grid"].copy()
+    rows["quality"] = rows["quality"].where(rows["endpoint"] == "emulated", rows["quality_model"])
     rows["tokens_k"] = rows["n_tokens"] / 1000
     rows["group"] = rows["scenario"] + "/" + rows["kind"] + "/" + rows["rho"].astype(str)
     return rows.sort_values(["method", "group", "world"]).reset_index(drop=True)
@@ -303,7 +338,7 @@ def case_study(method: str, seed: int = 0) -> Run:
 
 def fates(done: Run) -> pd.DataFrame:
     """Return what became of every act of a run, in order: kept, kept though stale, undone, forgotten, or made after."""
-    stale = {id(turn) for turn in done.stale_kept}
+    stale = {id(turn) for turn in stale_turns(done.state.turns, done.revised)}
     kept = {id(turn) for turn in done.state.turns}
     rows = []
     for number, turn in enumerate(done.before, 1):
@@ -327,19 +362,24 @@ def stale_example(done: Run) -> pd.DataFrame:
             if source in {other.step for other in done.stale_kept} or now != seen:
                 where = f"{source}.{name}" if source else name
                 result = next(iter(turn.result.values()), "")
+                now = "the same, stale itself" if now == seen else now
                 rows.append({"act": turn.step, "read": where, "was": seen, "is": now, "still says": result})
     return pd.DataFrame(rows)
 
 
 # --- values ---
 
+_OTHER_MODELS: Final = {"deepseek": "deepseek_v3", "haiku": "haiku_4_5", "gpt-4o-mini": "gpt_4o_mini"}
+
 
 def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows S01 to S06 and S08 that a deterministic agent can give; S07 needs models."""
+    """Return the rows S01 to S06 and S08; S07 where one of its models has acted."""
     rows = grid(frame)
+    acted = rows.loc[rows["endpoint"] != "emulated", ["model", "endpoint"]].drop_duplicates()
+    source = f"measured ({', '.join(map(' at '.join, acted.to_numpy()))})" if len(acted) else "emulated"
     found: list[dict[str, Any]] = []
 
-    def add(name: str, value: Any, unit: str, n: int, low: Any = None, high: Any = None, by: str = "emulated") -> None:
+    def add(name: str, value: Any, unit: str, n: int, low: Any = None, high: Any = None, by: str = source) -> None:
         low, high = (value if end is None else end for end in (low, high))
         found.append({"id": name, "value": value, "low": low, "high": high, "n": n, "unit": unit, "source": by})
 
@@ -357,6 +397,12 @@ def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
                 add(claim, row[name], unit, row["n"], row[f"{name}_low"], row[f"{name}_high"])
         for row in effects(core).to_dict("records"):
             add(f"S04.{row['pair']}", row["d"], "d", row["n"], row["low"], row["high"])
+    for name, claim in _OTHER_MODELS.items():
+        part = rows[rows["model"].str.lower().str.contains(name)]
+        pair = part.pivot_table(index="group", columns="method", values="quality")
+        if {"absorber", "naive"} <= set(pair):
+            gain = stats.bootstrap(pair["absorber"] - pair["naive"], seed=0, n_resamples=1000, over="settings")
+            add(f"S07.{claim}", gain.value, "score", len(pair), gain.low, gain.high)
     ours, restart = case_study("absorber"), case_study("full_restart")
     kept = len(ours.before) - ours.n_wasted
     made = "by construction"

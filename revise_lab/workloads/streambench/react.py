@@ -26,7 +26,6 @@ from .stream import Epistemic, Turn
 if TYPE_CHECKING:
     from openai import OpenAI
     from starlette.requests import Request
-    from starlette.responses import Response
 
 _SYSTEM: Final = (
     "You carry out the task {name} with tools, one call at a time. First say in a sentence what comes next, then call the"
@@ -199,10 +198,12 @@ class ToolServer(EmbeddedServer):
         super().__init__()
         self.garbled = frozenset(garbled)
 
-    async def _chat(self, request: Request) -> Response:
+    async def _chat(self, request: Request) -> Any:
         from starlette.responses import JSONResponse
 
         body = await request.json()
+        if "response_format" in body:  # the judge: some score that fits, from a hash
+            return await super()._chat(request)
         entry = LogEntry(next(self._ids), started_s=self._now())
         self._log.append(entry)
         message = self._decide(body["messages"], garble=entry.id in self.garbled)
