@@ -2,7 +2,8 @@
 
 Two checks (arXiv:2609.00643 Eq. 2 and ours). ``delta``: nothing that was read has changed since the start, whatever it
 changed to, and every parent is the attempt that was consumed. ``digest``: everything that was read evaluates to what was
-observed, so that a revert, a write of the same value and a parent recomputed to an equal output are accepted.
+observed, so that a revert, a write of the same value and a parent recomputed to an equal output are accepted. With ``none``
+nothing is checked beyond what a plan has dropped: for a policy that publishes what may be stale, by its own rule.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def check(attempt: Attempt, values: Mapping[str, Value], how: str) -> Evidence |
     values : mapping
         The current value of every artifact.
     how : str
-        ``delta`` or ``digest``.
+        ``delta``, ``digest`` or ``none``.
 
     Notes
     -----
@@ -35,6 +36,8 @@ def check(attempt: Attempt, values: Mapping[str, Value], how: str) -> Evidence |
     """
     if attempt.dropped is not None:
         return attempt.dropped
+    if how == "none":
+        return None
     start = attempt.v_start
     for at, cell in enumerate(attempt.cells):
         if cell.version > start:

@@ -352,7 +352,7 @@ class Machine(Revising):
             self._say(ev.Closed(self.version, self.late_invalid))
 
     def _reread(self, run: NodeRun) -> ev.Evidence | None:
-        return recheck(run.current, self.values) if run.current else None
+        return recheck(run.current, self.values) if run.current and self.switches.check != "none" else None
 
     # --- what others may ask ---------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ class Scope(StrEnum):
 
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "check": ("delta", "digest"),
+    "check": ("delta", "digest", "none"),
     "propagation": ("descendants", "diff"),
     "unknown": ("global", "local"),
     "order": ("topological", "start", "commit"),
@@ -61,7 +61,8 @@ class Switches:
     ----------
     check : str
         ``delta``: no change since the start meets a read and no parent was replaced (the paper). ``digest``: every read
-        evaluates to what was observed (ours).
+        evaluates to what was observed (ours). ``none``: nothing is revalidated, and what a plan keeps may be stale
+        (arXiv:2604.23283); only for policies that are registered with it.
     propagation : str
         ``descendants``: all active descendants are affected (the paper). ``diff``: a recomputed output is a change like
         any other (ours).
@@ -99,6 +100,12 @@ class Switches:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise RefusedCombination(f"{name}={getattr(self, name)!r} - choose {' or '.join(allowed)}")
+        needing = {"propagation": "diff", "control": "condition", "extension": "on"}
+        if self.check == "none" and (name := next((n for n, v in needing.items() if getattr(self, n) == v), "")):
+            raise RefusedCombination(
+                f"{name}={needing[name]!r} with check='none' - it rests on reads being compared with what is there, and"
+                " nothing is - use check='digest'"
+            )
         if self.propagation == "diff" and self.check == "delta":
             raise RefusedCombination(
                 "propagation='diff' with check='delta' - a finished child would survive a cut-off parent while a running"
@@ -240,10 +247,12 @@ _BY_PLACE: Final = attrgetter("place")
 def assemble(view: View, decided: Decision) -> Planned:
     """Turn the affected nodes of a policy into the five actions, in topological order.
 
-    Under ``propagation="diff"`` the nodes that are kept only if their affected ancestors come out as before are listed too.
+    Under ``propagation="diff"`` the nodes that are kept only if their affected ancestors come out as before are listed too;
+    under ``check="none"`` those that are kept although they read what changed, with that as their evidence.
     """
     hits, affected = view.hits, decided.affected
-    reached = affected
+    stale = hits if view.switches.check == "none" else {}
+    reached = {**stale, **affected} if stale else affected
     if view.switches.propagation == "diff" and decided.scope is _SUBGRAPH:
         reached = closure(affected, view.revision)
     nodes = []
@@ -255,7 +264,8 @@ def assemble(view: View, decided: Decision) -> Planned:
             nodes.append(make(PlannedNode, (run.name, action, affected[run], ())))
         elif run.attempt or run.current:
             until = [parent.name for parent in run.parents if parent in reached]
-            nodes.append(make(PlannedNode, (run.name, _CONTINUE if run.attempt else _REUSE, None, tuple(until))))
+            kept = _CONTINUE if run.attempt else _REUSE
+            nodes.append(make(PlannedNode, (run.name, kept, stale.get(run), tuple(until))))
     return make(Planned, (view.revision, view.version, str(decided.scope), tuple(nodes), view.n_active))
 
 

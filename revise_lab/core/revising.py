@@ -235,23 +235,28 @@ class Revising(Effecting):
     def _direct(self, revision: str, hits: Iterable[tuple[Delta, Hit]]) -> dict[NodeRun, ev.Evidence]:
         """Mark the readers of what changed and return the nodes whose live attempt is among them, with evidence."""
         direct: dict[NodeRun, ev.Evidence] = {}
+        unchecked = self.switches.check == "none"
         for delta, hit in hits:
             for attempt, at in list(hit.cell.readers.items()):
                 run = attempt.run
                 was_live = attempt is run.attempt or (not run.attempt and attempt is run.current and attempt.valid)
                 self._mark(attempt, at, hit.place)
                 selector = attempt.reads[at].selector
-                if was_live and run not in direct and selector in attempt.mismatched:
+                if was_live and run not in direct and (unchecked or selector in attempt.mismatched):
                     changed = format_path(delta.artifact, hit.place)
                     direct[run] = make(ev.Evidence, (revision, changed, selector, ""))
         return direct
 
     def _mark(self, attempt: Attempt, at: int, place: Path) -> None:
-        """Keep the cache of rule R1: compare the read with the current value, or (delta) remember that it changed."""
+        """Keep the cache of rule R1: compare the read with the current value, or (delta) remember that it changed.
+
+        Without a check nothing is remembered: whether what was read still holds is then the plan's to say, once.
+        """
         selector, was = attempt.reads[at]
-        if self.switches.check == "digest" and equal(attempt.cells[at].look(selector, self.values), was):
+        check = self.switches.check
+        if check == "digest" and equal(attempt.cells[at].look(selector, self.values), was):
             attempt.mismatched.pop(selector, None)
-        else:
+        elif check != "none":
             attempt.mismatched[selector] = place
         self._queue(attempt.run)
 

@@ -318,7 +318,7 @@ class Settling:
         self._live.pop(attempt.id, None)
         self._replace(run, attempt)
         self._publish(run, output, delta)
-        if self.switches.check == "delta":
+        if self.switches.check != "digest":
             for child in run.children:
                 if child.current:
                     self._drop(child.current, ev.Evidence("", via=run.name))

@@ -4,6 +4,8 @@
 'delta'
 >>> policy("revise", check="digest", propagation="diff").switches.propagation
 'diff'
+
+`absorber` alone does not revalidate (``check="none"``): what it keeps may be stale, and the auditor says so.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any, Final
 from revise_lab.core.plan import Planner, Policy, Switches
 from revise_lab.errors import RefusedCombination
 
-from . import baselines, selective
+from . import baselines, rollback, selective
 
 _POLICIES: Final[dict[str, tuple[Planner, dict[str, Any], bool]]] = {
     "restart": (baselines.restart, {}, False),
@@ -25,6 +27,7 @@ _POLICIES: Final[dict[str, tuple[Planner, dict[str, Any], bool]]] = {
         False,
     ),
     "wait": (baselines.restart, {}, True),
+    "absorber": (rollback.absorber(), {"check": "none", "compensation": "eager"}, False),
 }
 
 
@@ -52,7 +55,7 @@ def policy(name: str, **switches: Any) -> Policy:
     Parameters
     ----------
     name : str
-        ``restart``, ``suffix``, ``revise``, ``wait`` or a registered one.
+        ``restart``, ``suffix``, ``revise``, ``revise_plus``, ``wait``, ``absorber`` or a registered one.
     **switches : str
         See :class:`revise_lab.core.plan.Switches`.
 
@@ -64,4 +67,15 @@ def policy(name: str, **switches: Any) -> Policy:
     if name not in _POLICIES:
         raise RefusedCombination(f"no policy is named {name!r} - choose one of {', '.join(_POLICIES)}")
     plan, defaults, deferred = _POLICIES[name]
-    return Policy(name, plan, baselines.checked(name, Switches(**{**defaults, **switches})), deferred)
+    chosen = baselines.checked(name, Switches(**{**defaults, **switches}))
+    unchecked = defaults.get("check") == "none"
+    if unchecked is not (chosen.check == "none"):
+        raise RefusedCombination(
+            f"policy {name!r} with check={chosen.check!r} - "
+            + (
+                "it keeps what read a changed place, and a check would run it again - leave check at 'none'"
+                if unchecked
+                else "it plans on what is revalidated, and nothing would be - use check='delta' or 'digest'"
+            )
+        )
+    return Policy(name, plan, chosen, deferred)

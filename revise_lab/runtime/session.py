@@ -29,7 +29,7 @@ from revise_lab.audit.auditor import Finding, audit
 from revise_lab.core.body import Ask, Loss
 from revise_lab.core.machine import Machine, replay
 from revise_lab.core.oracle import Truth, choices, differences, oracle, receipts_of
-from revise_lab.core.plan import Policy, RecoveryPlan
+from revise_lab.core.plan import Action, Policy, RecoveryPlan
 from revise_lab.errors import (
     ReentrantRevision,
     RefusedCombination,
@@ -81,7 +81,7 @@ class Session:
     inputs : mapping
         Its inputs, JSON-like.
     policy : str or Policy
-        How to recover: ``restart``, ``suffix``, ``revise``, ``wait``.
+        How to recover: ``restart``, ``suffix``, ``revise``, ``revise_plus``, ``wait``, ``absorber``.
     endpoint : str, Model or None
         ``"emulated"`` starts the embedded endpoint on loopback for the time of the run; a URL is an OpenAI-compatible
         endpoint; a model is used as it is; ``None`` is for workflows that ask no model.
@@ -532,11 +532,14 @@ class Run:
         for each in plan.nodes:
             if each.node == node:
                 why = each.evidence or f"it hangs on {', '.join(each.until)}"
-                return f"{stands}; {plan.revision} told it to {each.action}, because {why}."
+                stale = each.evidence is not None and each.action in (Action.CONTINUE, Action.REUSE)
+                return (
+                    f"{stands}; {plan.revision} told it to {each.action}, {'although' if stale else 'because'} {why}."
+                )
         return f"{stands}; {plan.revision} changed nothing that it read, directly or through its parents."
 
     def audit(self) -> list[Finding]:
-        """Return what the independent auditor finds in the journal: nothing, unless the protocol failed."""
+        """Return what the independent auditor finds: nothing, unless the protocol failed, or checks nothing."""
         return audit(self.machine.journal)
 
     async def check_oracle(self) -> tuple[Truth, list[str]]:

@@ -11,7 +11,7 @@ import pytest
 import revise_lab
 from revise_lab.audit.auditor import Anomaly, audit
 from revise_lab.audit.plain import patched, same
-from revise_lab.policies import names
+from revise_lab.policies import names, policy
 from revise_lab.records import event as ev
 from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.selector import Delta, Marker, Read, Role, Selector, parse_path
@@ -227,9 +227,10 @@ def test_it_shares_no_selector_overlap_or_diff_with_what_it_judges():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_runs_are_clean_under_every_policy(seed):
+def test_random_runs_are_clean_under_every_policy_that_checks(seed):
+    """Not under `absorber`, which keeps stale reads by its own rule: tests/policies/test_rollback.py."""
     world = random_world(np.random.default_rng(seed), WorldShape(n_revisions=1 + seed % 4))
-    for name in names():
+    for name in (name for name in names() if policy(name).switches.check != "none"):
         run = simulate(
             world.workflow,
             world.inputs,

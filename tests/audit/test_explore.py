@@ -110,6 +110,9 @@ def test_the_combinations_are_all_that_are_not_refused():
     published = ("restart", "suffix", "revise", "revise_plus", "wait")
     found = [label(how) for how in combinations() if how.name in published]
     assert len(found) == len(set(found)) == 5 * 2 * (1 + 2 + 2)
+    assert not [how for how in combinations() if how.switches.check == "none"], (
+        "what does not check is not proved sound"
+    )
     assert not [each for each in found if "delta diff" in each or "delta descendants local on" in each]
 
 

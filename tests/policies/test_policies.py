@@ -36,7 +36,7 @@ DIFF = {"check": "digest", "propagation": "diff"}
         ("revise", {"propagation": "diff", "check": "delta"}, r"propagation='diff' with check='delta'"),
         ("revise", {"order": "start"}, r"policy 'revise' has no linear order - order='start' belongs to 'suffix'"),
         ("restart", {"order": "commit"}, r"policy 'restart' has no linear order - order='commit'"),
-        ("revise", {"check": "hash"}, r"check='hash' - choose delta or digest"),
+        ("revise", {"check": "hash"}, r"check='hash' - choose delta or digest or none"),
         ("revise", {"unknown": "none"}, r"unknown='none' - choose global or local"),
         ("revise", {"extension": "on"}, r"extension='on' with check='delta'.*use check='digest', or extension='off'"),
         ("suffix", {"order": "random"}, r"order='random' - choose topological or start or commit"),
@@ -58,7 +58,7 @@ def test_switches_are_kept_and_cannot_be_changed():
 
 
 def test_a_name_is_taken_once():
-    assert {"restart", "suffix", "revise", "wait"} <= set(policies.names())
+    assert {"restart", "suffix", "revise", "wait", "absorber"} <= set(policies.names())
     with pytest.raises(RefusedCombination, match="'revise' exists already"):
         policies.register("revise", selective.revise)
 
