@@ -9,7 +9,7 @@ and back leaves no trace. Assumption (the paper does not say): a failed refresh 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Literal
 
 from revise_lab.core.provenance import Cell, ReaderIndex
 from revise_lab.records.condition import (
@@ -49,7 +49,7 @@ class Held:
         #: The reads; each shows now what it showed at the last evaluation, or there would have been another.
         self.cells: dict[Cell, Selector] = {}
         #: None until it is tried, False where it cannot be done.
-        self.laid: Layout | bool | None = None
+        self.laid: Layout | Literal[False] | None = None
         self.verdict = _KEEP
 
 
@@ -66,7 +66,7 @@ class Waiting:
         """Take the most severe verdict."""
         worst = _KEEP
         for held in self.held.values():
-            if held.verdict.severity > worst.severity:
+            if held.verdict is not _KEEP and held.verdict.severity > worst.severity:
                 worst = held.verdict
         self.verdict = worst
 
@@ -193,10 +193,7 @@ class ConditionGraph:
         affected: dict[Held, list[Cell]] = {}
         for cell, _ in self._index.touch(delta):
             for held in cell.readers:
-                if held in affected:
-                    affected[held].append(cell)
-                else:
-                    affected[held] = [cell]
+                affected.setdefault(held, []).append(cell)
         verdicts = {}
         try:
             for held, cells in affected.items():
@@ -283,24 +280,21 @@ class ConditionGraph:
 
     def _ask_again(self, held: Held, cells: Iterable[Cell]) -> bool:
         """Evaluate a rule on laid-out reads; False if that takes the views."""
-        if held.laid is None:
-            held.laid = type(held.rule) is Condition and (lay_out(held.cells, self.values) or False)
-        laid = held.laid
-        if not isinstance(laid, Layout):
+        rule, laid, values = held.rule, held.laid, self.values
+        if laid is None:
+            laid = held.laid = (type(rule) is Condition and lay_out(held.cells, values)) or False
+        if laid is False:
             return False
-        values = self.values
         for cell in cells:
             if not laid.put(cell, cell.look(held.cells[cell], values)):
                 held.laid = None
                 return False
-        rule = held.rule
-        assert isinstance(rule, Condition)
         try:
             answer = self._ask(rule.validator, laid.root, held.waiting.action.intent)
         except (Beyond, Exception):
             answer = None
         if laid.root.noted or type(answer) is not bool:
-            held.laid = not laid.root.noted and None
+            held.laid = False if laid.root.noted else None
             return False
         self.n_evaluated += 1
         policy = None if rule.policy is None else evaluate(rule.policy, values.get(rule.policy.artifact, ABSENT))
@@ -339,87 +333,3 @@ class ConditionGraph:
                 cell.readers[held] = 0
             held.cells, held.laid = cells, None
         held.laid = held.laid and None
-
-
-def as_branch(condition: Condition, lanes: tuple[Any, Any], intent: Value = None) -> Callable[[Any], Any]:
-    """Return the decision of a workflow's router, or of a node's branch, that a condition makes.
-
-    What the validator reads are then control reads, and under ``control="condition"`` only its answer counts, so that a
-    change which it survives recomputes nothing.
-
-    Parameters
-    ----------
-    condition : Condition
-        The state that its validator gets is that of the node.
-    lanes : tuple
-        What to take where it holds, and where it does not.
-    intent : Value
-        Passed to the validator.
-    """
-
-    def decide(state: Any) -> Any:
-        answer = condition.validator(state, intent)
-        if answer is not True and answer is not False:
-            raise TypeError(f"condition {condition.name!r} answered {answer!r} - a branch needs True or False")
-        return lanes[0] if answer else lanes[1]
-
-    return decide
-
-
-def full_rescan(action: PendingAction, values: Mapping[str, Value], reads: Iterable[Read]) -> Verdict:
-    """Compare everything that was read and ask every condition, on plain values: what needs neither views nor edges.
-
-    It is the yardstick of cost. Nothing learns what a condition reads, so nothing can be sent along but all of it.
-    """
-    verdict = _KEEP
-    for selector, was in reads:
-        equal(evaluate(selector, values.get(selector.artifact, ABSENT)), was)
-    for condition in action.conditions:
-        try:
-            holds = condition.validator(values, action.intent)
-        except Exception:
-            holds = None
-        if holds is not True and condition.failed.severity > verdict.severity:
-            verdict = condition.failed
-    return verdict
-
-
-Tokens: TypeAlias = Mapping[str, str]
-"""The token of each resource."""
-
-
-def check_versions(before: Tokens, now: Tokens, resource: str) -> Verdict:
-    """Optimistic concurrency: REPLAN as soon as anything that was read has another version."""
-    return Verdict.KEEP if before == now else Verdict.REPLAN
-
-
-def check_target(before: Tokens, now: Tokens, resource: str) -> Verdict:
-    """Compare and set on the row that is written, and nothing else."""
-    return Verdict.KEEP if before[resource] == now[resource] else Verdict.REPLAN
-
-
-def always_replan(before: Tokens, now: Tokens, resource: str) -> Verdict:
-    """Decide everything again, whatever has happened."""
-    return Verdict.REPLAN
-
-
-def no_check(before: Tokens, now: Tokens, resource: str) -> Verdict:
-    """Release it as it was decided."""
-    return Verdict.KEEP
-
-
-BASELINES: Final[Mapping[str, Callable[[Tokens, Tokens, str], Verdict]]] = {
-    "version_check": check_versions,
-    "always_replan": always_replan,
-    "target_only": check_target,
-    "no_check": no_check,
-}
-"""What decides without evaluating anything: given the tokens of what was read, at the decision and now, and the resource
-that is written."""
-
-
-def baseline_premises(name: str, tokens: Tokens, resource: str) -> dict[str, str]:
-    """Return the tokens that a baseline sends along with the action."""
-    if name == "no_check":
-        return {}
-    return {resource: tokens[resource]} if name == "target_only" else dict(tokens)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from revise_lab.core.recorder import Recorder
 from revise_lab.core.tracking import StateView
 from revise_lab.records.attempt import Coverage
-from revise_lab.records.condition import Captured, Condition, Evaluation, RefreshRule, Rule, Validator, Verdict
+from revise_lab.records.condition import Captured, Evaluation, RefreshRule, Rule, Validator, Verdict
 from revise_lab.records.selector import Read, evaluate
 from revise_lab.records.value import ABSENT, Value, equal, freeze
 
@@ -57,7 +57,7 @@ def evaluate_rule(
     elif coverage is Captured.OVER_APPROXIMATED:
         reads |= {each: evaluate(each, values.get(each.artifact, ABSENT)) for each in rule.selectors}
     policy = None
-    if isinstance(rule, Condition) and rule.policy is not None:
+    if rule.policy is not None:
         policy = reads[rule.policy] = evaluate(rule.policy, values.get(rule.policy.artifact, ABSENT))
     holds, verdict, reason = judge(rule, answer, policy, coverage, basis, problem)
     output = None if holds is None else answer

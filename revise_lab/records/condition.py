@@ -51,16 +51,18 @@ for _severity, _verdict in enumerate(Verdict):
 class ConditionClass(StrEnum):
     """What a condition guards; it decides what its failure means."""
 
+    failed: Verdict
+    """The verdict where the condition is false, or cannot be told."""
+
     DECISION = "decision"
     SAFETY = "safety"
     AUTHORITY = "authority"
     POLICY = "policy"
     IRREVERSIBLE = "irreversible"
 
-    @property
-    def failed(self) -> Verdict:
-        """The verdict where the condition is false, or cannot be told."""
-        return Verdict.REPLAN if self is ConditionClass.DECISION else Verdict.BLOCK
+
+for _kind in ConditionClass:
+    _kind.failed = Verdict.REPLAN if _kind is ConditionClass.DECISION else Verdict.BLOCK
 
 
 class Captured(StrEnum):
@@ -98,6 +100,8 @@ class Rule:
     supersedes : iterable of str
         Earlier versions whose decisions may stand if this version agrees with them. Those of any other version are
         unverifiable.
+    policy : str, tuple or Selector, optional
+        The place that holds the version of the policy under which it decides: another version there is a change.
 
     Raises
     ------
@@ -111,6 +115,7 @@ class Rule:
     selectors: tuple[Selector, ...]
     coverage: Captured = Captured.COMPLETE
     supersedes: frozenset[str] = frozenset()
+    policy: Selector | None = None
 
     def __post_init__(self) -> None:
         function = self.validator
@@ -126,7 +131,11 @@ class Rule:
                 f"condition {self.name!r} needs a name, a version and at least one selector - say where it looks",
                 name=self.name,
             )
-        object.__setattr__(self, "selectors", tuple(map(_selector, _listed(self.selectors))))
+        places = _listed(self.selectors)
+        if self.policy is not None:
+            object.__setattr__(self, "policy", _selector(self.policy))
+            places = (*places, self.policy)
+        object.__setattr__(self, "selectors", tuple(map(_selector, places)))
         object.__setattr__(self, "coverage", Captured(self.coverage))
         object.__setattr__(self, "supersedes", frozenset(_listed(self.supersedes)))
 
@@ -149,24 +158,51 @@ class Condition(Rule):
     ----------
     kind : ConditionClass
         What it guards.
-    policy : str, tuple or Selector, optional
-        The place that holds the version of the policy under which it decides: another version there is a change.
     """
 
     kind: ConditionClass = ConditionClass.DECISION
-    policy: Selector | None = None
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
         object.__setattr__(self, "kind", ConditionClass(self.kind))
-        if self.policy is not None:
-            object.__setattr__(self, "policy", _selector(self.policy))
-            object.__setattr__(self, "selectors", (*self.selectors, self.policy))
 
     @property
     def failed(self) -> Verdict:
         """The verdict where it is false, or cannot be told."""
         return self.kind.failed
+
+    def as_branch(self, holds: Any, fails: Any, intent: Value = None) -> Callable[[Any], Any]:
+        """Return the decision that this condition makes in a workflow, for ``flow.branch`` or ``flow.router``.
+
+        What the validator reads are control reads then. Under ``control="condition"`` (rule R7) it is asked again by itself
+        and only its answer counts, so that a change which it survives recomputes nothing.
+
+        Parameters
+        ----------
+        holds, fails : str or list of str
+            The lanes to take where it holds, and where it does not.
+        intent : Value
+            Passed to the validator.
+
+        Raises
+        ------
+        ConditionRefused
+            Some of its reads go past the views.
+        """
+        if self.coverage is not Captured.COMPLETE:
+            raise ConditionRefused(
+                f"condition {self.name!r} is {self.coverage}, and a workflow sees only what is read through its views - let"
+                " the validator read everything from the state",
+                name=self.name,
+            )
+
+        def decide(state: Any) -> Any:
+            answer = self.validator(state, intent)
+            if answer is not True and answer is not False:
+                raise TypeError(f"condition {self.name!r} answered {answer!r} - a branch needs True or False")
+            return holds if answer else fails
+
+        return decide
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ def exhaustive(case: Case, now: State, rules: Mapping[str, Rule], *, refresh: bo
         fails = current.failed
         try:
             before, after = rule.validator(case.state, case.intent), current.validator(now, case.intent)
-            if isinstance(current, Condition) and current.policy is not None:
+            if current.policy is not None:
                 before, after = (before, case.state["policy"]["version"]), (after, now["policy"]["version"])
         except Exception:
             found.append(fails)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from revise_lab.policies.conditions import BASELINES, baseline_premises
 from revise_lab.policies.evaluation import evaluate_rule
 from revise_lab.records.condition import Captured, Condition, PendingAction, Verdict, most_severe
 from revise_lab.records.selector import Selector
@@ -63,6 +62,27 @@ class Execution(NamedTuple):
     def false_block(self) -> bool:
         """Whether it was held back although it was justified."""
         return not self.released and self.truth.releases
+
+
+Tokens: TypeAlias = Mapping[str, str]
+"""The token of each resource."""
+
+BASELINES: Final[Mapping[str, Callable[[Tokens, Tokens, str], bool]]] = {
+    "version_check": lambda before, now, resource: before == now,
+    "always_replan": lambda before, now, resource: False,
+    "target_only": lambda before, now, resource: before[resource] == now[resource],
+    "no_check": lambda before, now, resource: True,
+}
+"""What decides on release or replanning without evaluating anything, given the tokens of what was read, at the decision and
+now, and the resource that is written: optimistic concurrency, everything decided again, compare-and-set on the row that is
+written and on nothing else, nothing."""
+
+
+def baseline_premises(name: str, tokens: Tokens, resource: str) -> dict[str, str]:
+    """Return the tokens that a baseline sends along with the action."""
+    if name == "no_check":
+        return {}
+    return {resource: tokens[resource]} if name == "target_only" else dict(tokens)
 
 
 HOW: Final = ("selective", "full_rescan", *BASELINES)
@@ -169,7 +189,8 @@ class Counter:
                 n_evaluated += len(found)
                 verdict, premises = most_severe(found), tokens
             else:
-                verdict = BASELINES[self.how](before, tokens, action.resource)
+                releases = BASELINES[self.how](before, tokens, action.resource)
+                verdict = Verdict.KEEP if releases else Verdict.REPLAN
                 premises = baseline_premises(self.how, before, action.resource)
             if not verdict.releases:
                 break

@@ -144,6 +144,7 @@ def test_what_is_timed_is_one_condition_of_six_with_two_fields_read(monkeypatch)
     reads = graph.evaluations("a")["within"].reads
     assert [str(read.selector) for read in reads if read.selector.marker == "value"] == ["order.amount", "policy.limit"]
     assert change.rescan() > 0
+    assert bench.full_rescan(graph.waiting["a"].action, {}, ()) is Verdict.REPLAN, "what cannot be told"
     monkeypatch.setattr(bench, "LIMITS", bench.LIMITS[::-1])
     with pytest.raises(AssertionError, match="must turn the verdict over"):
         change.rescan()

@@ -10,7 +10,7 @@ import pytest
 
 from revise_lab import Workflow, simulate
 from revise_lab.policies import policy
-from revise_lab.policies.conditions import BASELINES, ConditionGraph, as_branch, baseline_premises, full_rescan
+from revise_lab.policies.conditions import ConditionGraph
 from revise_lab.policies.evaluation import evaluate_rule
 from revise_lab.policies.replay import Beyond, Laid
 from revise_lab.records.condition import (
@@ -388,7 +388,7 @@ def test_a_validator_that_swallows_everything_is_asked_through_the_views():
     assert change(graph, "policy", limit=50) is REPLAN, "it looked beyond, caught that, and said True"
 
 
-# --- workflows, baselines ---
+# --- workflows, other reads ---
 
 
 @pytest.mark.parametrize(("control", "limit", "received", "taken"), [
@@ -405,7 +405,7 @@ def test_a_condition_decides_a_branch_and_only_its_answer_counts(control, limit,
         ran.append("receive")
         return {"amount": state["order"]["amount"]}
 
-    flow.branch(of="receive")(as_branch(rule(selectors=("order", "policy")), ("pay", "ask")))
+    flow.branch(of="receive")(rule(selectors=("order", "policy")).as_branch("pay", "ask"))
 
     @flow.node(kind="model", after="receive", when="pay")
     async def pay(state, ctx):
@@ -427,25 +427,12 @@ def test_a_condition_decides_a_branch_and_only_its_answer_counts(control, limit,
     assert (live.count("receive"), [each for each in live if each != "receive"]) == (received, taken)
 
 
-def test_a_branch_needs_a_clear_answer():
+def test_a_branch_needs_a_clear_answer_from_what_it_can_see():
     with pytest.raises(TypeError, match="a branch needs True or False"):
-        as_branch(rule(lambda state, intent: 1), ("pay", "ask"))({})
-
-
-def test_what_the_baselines_look_at():
-    before, other, mine = {"order": "1", "policy": "1"}, {"order": "1", "policy": "2"}, {"order": "2", "policy": "1"}
-    said = {
-        name: [str(decide(before, now, "order")) for now in (before, other, mine)] for name, decide in BASELINES.items()
-    }
-    assert said == {
-        "version_check": ["KEEP", "REPLAN", "REPLAN"],
-        "always_replan": ["REPLAN", "REPLAN", "REPLAN"],
-        "target_only": ["KEEP", "KEEP", "REPLAN"],
-        "no_check": ["KEEP", "KEEP", "KEEP"],
-    }
-    assert baseline_premises("version_check", before, "order") == before
-    assert baseline_premises("target_only", before, "order") == {"order": "1"}
-    assert baseline_premises("no_check", before, "order") == {}
+        rule(lambda state, intent: 1).as_branch("pay", "ask")({})
+    for coverage in ("partial", "over-approximated"):
+        with pytest.raises(ConditionRefused, match=f"is {coverage}, and a workflow sees only"):
+            rule(coverage=coverage).as_branch("pay", "ask")
 
 
 def test_what_was_read_besides_reaches_nothing_and_is_compared_by_a_rescan():
@@ -459,7 +446,3 @@ def test_what_was_read_besides_reaches_nothing_and_is_compared_by_a_rescan():
     assert graph.n_evaluated == n
     assert graph.rescan("a") is KEEP
     assert graph.n_evaluated == n + 1
-    action = graph.waiting["a"].action
-    assert full_rescan(action, graph.values, observed) is KEEP
-    assert full_rescan(action, {**graph.values, "policy": freeze({"limit": 1})}, observed) is REPLAN
-    assert full_rescan(action, {}, observed) is REPLAN, "what cannot be told"

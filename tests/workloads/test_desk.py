@@ -19,7 +19,7 @@ from revise_lab.workloads.desk import (
     refund_of_80,
     rules_of,
 )
-from revise_lab.workloads.desk_trial import HOW, Counter
+from revise_lab.workloads.desk_trial import BASELINES, HOW, Counter, baseline_premises
 
 N = int(os.environ.get("REVISE_LAB_CASES", "2"))
 
@@ -102,6 +102,22 @@ def test_what_the_others_let_through_and_hold_back():
     assert wrong["version_check"][0] == {"validator version"}, "no version of the state tells of a rule that changed"
     assert wrong["version_check"][1] >= {"renamed", "other field", "cap lowered", "there and back", "policy version"}
     assert wrong["always_replan"][0] == set()
+
+
+def test_what_the_baselines_look_at():
+    before, other, mine = {"order": "1", "policy": "1"}, {"order": "1", "policy": "2"}, {"order": "2", "policy": "1"}
+    said = {
+        name: [releases(before, now, "order") for now in (before, other, mine)] for name, releases in BASELINES.items()
+    }
+    assert said == {
+        "version_check": [True, False, False],
+        "always_replan": [False, False, False],
+        "target_only": [True, True, False],
+        "no_check": [True, True, True],
+    }
+    assert baseline_premises("version_check", before, "order") == before
+    assert baseline_premises("target_only", before, "order") == {"order": "1"}
+    assert baseline_premises("no_check", before, "order") == {}
 
 
 def test_compare_and_set_on_the_target_alone_commits_what_the_policy_forbids():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from revise_lab.errors import ConfigError
-from revise_lab.policies.conditions import ConditionGraph, full_rescan
-from revise_lab.records.condition import Condition, PendingAction, Verdict
-from revise_lab.records.selector import Delta, How, Read, Selector
-from revise_lab.records.value import Value, freeze
+from revise_lab.policies.conditions import ConditionGraph
+from revise_lab.records.condition import Condition, PendingAction, Verdict, most_severe
+from revise_lab.records.selector import Delta, How, Read, Selector, evaluate
+from revise_lab.records.value import ABSENT, Value, equal, freeze
 
 from .samples import Row, Still, summary, timed, with_exponent
 
@@ -43,6 +43,23 @@ def waiting(unrelated: int) -> ConditionGraph:
     conditions = (Condition("within", _within, "1", ("policy", "order")), *(_condition(i) for i in range(5)))
     graph.hold(PendingAction("a", None, conditions, resource="order", observed=observed))
     return graph
+
+
+def full_rescan(action: PendingAction, values: Mapping[str, Value], reads: Iterable[Read]) -> Verdict:
+    """Compare everything that was read and ask every condition, on plain values: what needs neither views nor edges.
+
+    Nothing learns what a condition reads, so nothing could be sent along but all of it.
+    """
+    for selector, was in reads:
+        equal(evaluate(selector, values.get(selector.artifact, ABSENT)), was)
+
+    def holds(condition: Condition) -> object:
+        try:
+            return condition.validator(values, action.intent)
+        except Exception:
+            return None
+
+    return most_severe([each.failed for each in action.conditions if holds(each) is not True])
 
 
 class Change:
