@@ -9,30 +9,28 @@ closes its key at the target as well, so that a call which is still on its way c
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from revise_lab.errors import ReviseLabError
 from revise_lab.policies.conditions import ConditionGraph
 from revise_lab.policies.evaluation import Ask, ask_directly
 from revise_lab.records.condition import (
-    Captured,
     Condition,
+    ConditionClass,
     ConditionRefused,
-    Evaluation,
     PendingAction,
     RefreshRule,
     Rule,
     Validator,
     Verdict,
 )
-from revise_lab.records.effect import Reversibility
-from revise_lab.records.selector import Marker, Read, Role, Selector
+from revise_lab.records.event import from_json, to_json
+from revise_lab.records.selector import Selector
 from revise_lab.records.value import ABSENT, Value, freeze
 from revise_lab.runtime.target import (
     ABSENT_TOKEN,
@@ -123,8 +121,7 @@ class PendingActions:
             "CREATE TABLE IF NOT EXISTS actions (key TEXT PRIMARY KEY, status TEXT NOT NULL, verdict TEXT NOT NULL,"
             " body TEXT NOT NULL)"
         )
-        for key, status, _, body in self._rows("WHERE status IN (?, ?)", *_OPEN):
-            assert status in _OPEN
+        for key, _, _, body in self._rows("WHERE status IN (?, ?)", *_OPEN):
             self._resume(key, body)
 
     def close(self) -> None:
@@ -194,7 +191,7 @@ class PendingActions:
             with self._lock:
                 _, status, settled, body = self._row(key)
                 if status not in _OPEN:
-                    return self._outcome(key, Verdict(settled), Status(status), tried - 1)
+                    return self._settle(key, Verdict(settled), Status(status), tried - 1)
                 if status == Status.DISPATCHED and self.target.find(key) is not None:
                     return self._settle(key, Verdict(settled), Status.RELEASED, tried - 1)
                 if key not in self.graph.waiting:
@@ -270,90 +267,46 @@ class PendingActions:
         return self._settle(key, verdict, Status.BLOCKED if verdict is Verdict.BLOCK else Status.RETURNED, tried)
 
     def _settle(self, key: str, verdict: Verdict, status: Status, tried: int) -> Outcome:
+        self._mark(key, verdict, status)  # the first to settle it is right: the target told all of them the same
         if key in self.graph.waiting:
-            self._mark(key, verdict, status)
             self.graph.drop(key)
-        else:
-            self._file.execute("UPDATE actions SET status = ? WHERE key = ?", (status, key))
         _, settled, first, _ = self._row(key)
-        return self._outcome(key, Verdict(first), Status(settled), tried)
-
-    def _outcome(self, key: str, verdict: Verdict, status: Status, tried: int) -> Outcome:
-        receipt = self.target.find(key) if status is Status.RELEASED else None
-        return Outcome(key, verdict, status, receipt, tried)
+        receipt = self.target.find(key) if settled == Status.RELEASED else None
+        return Outcome(key, Verdict(first), Status(settled), receipt, tried)
 
     def _body(self, key: str) -> str:
         waiting, last = self.graph.waiting[key], self.graph.evaluations(key)
         action, rules = waiting.action, []
         for name, held in waiting.held.items():
             assert held.basis is not None, "what waits was evaluated when it was proposed"
-            kind = held.rule.kind if isinstance(held.rule, Condition) else ""
-            rules.append((name, kind, held.rule.selectors, _plain(held.basis._replace(reads=())), _plain(last[name])))
-        observed = [_read(each) for each in action.observed]
-        return json.dumps((action.intent, action.target, action.resource, action.reversibility, observed, rules))
+            kind = held.rule.kind if isinstance(held.rule, Condition) else None
+            rules.append((name, kind, held.rule.selectors, held.basis._replace(reads=()), last[name]))
+        what = (action.intent, action.target, action.resource, action.reversibility, action.observed)
+        return to_json((*what, tuple(rules)))
 
     def _resume(self, key: str, body: str) -> None:
-        intent, target, resource, reversibility, observed, rules = json.loads(body)
-        found: list[Rule] = []
-        known = {}
-        for name, kind, selectors, basis, last in rules:
-            known[name] = (_evaluation(name, *basis), _evaluation(name, *last))
-            found.append(
-                self.graph.rules.get(name) or _unknown(name, kind, tuple(_selector(*each) for each in selectors))
-            )
-        action = PendingAction(
-            key,
-            intent,
-            tuple(rule for rule in found if isinstance(rule, Condition)),
-            tuple(rule for rule in found if isinstance(rule, RefreshRule)),
-            target,
-            resource,
-            Reversibility(reversibility),
-            tuple(Read(_selector(*place), _observed(seen)) for place, seen in observed),
-        )
+        *what, rules = from_json(body)
+        intent, target, resource, reversibility, observed = what
+        found = [self.graph.rules.get(name) or _unknown(name, kind, places) for name, kind, places, _, _ in rules]
+        conditions = tuple(rule for rule in found if isinstance(rule, Condition))
+        refresh = tuple(rule for rule in found if isinstance(rule, RefreshRule))
+        action = PendingAction(key, intent, conditions, refresh, target, resource, reversibility, observed)
         self._read(action.artifacts)
         before = self.graph.n_evaluated
-        verdict = self.graph.hold(action, known)
+        verdict = self.graph.hold(action, {name: (basis, last) for name, _, _, basis, last in rules})
         if self.graph.n_evaluated > before:
             self._checkpoint({key: verdict})
 
 
-def _plain(evaluation: Evaluation) -> tuple[Any, ...]:
-    _, version, holds, verdict, reason, reads, *others = evaluation
-    return (version, holds, verdict, reason, [_read(each) for each in reads], *others)
-
-
-def _read(read: Read) -> tuple[Selector, tuple[Value, ...]]:
-    return read.selector, () if read.observed is ABSENT else (read.observed,)
-
-
-def _observed(seen: list[Value]) -> Value:
-    return freeze(seen[0]) if seen else ABSENT
-
-
-def _selector(artifact: str, path: list[str | int], marker: str, role: str) -> Selector:
-    return Selector(artifact, tuple(path), Marker(marker), Role(role))
-
-
-def _evaluation(
-    name: str, version: str, holds: bool | None, verdict: str, reason: str, reads: list[Any], coverage: str,
-    output: Any, policy: Any,
-) -> Evaluation:  # fmt: skip
-    found = tuple(Read(_selector(*place), _observed(seen)) for place, seen in reads)
-    return Evaluation(
-        name, version, holds, Verdict(verdict), reason, found, Captured(coverage), freeze(output), freeze(policy)
-    )
-
-
-def _unknown(name: str, kind: str, selectors: tuple[Selector, ...]) -> Rule:
+def _unknown(name: str, kind: ConditionClass | None, selectors: tuple[Selector, ...]) -> Rule:
     """Return what stands for a rule that an action names and nobody has deployed."""
 
     def missing(state: Any, intent: Value) -> bool:
         raise LookupError(f"no condition {name!r} is in force - pass it to PendingActions")
 
-    if not kind:
+    if kind is None:
         return RefreshRule(name, missing, "not in force", selectors)
-    return Condition(name, missing, "not in force", selectors, kind=cast(Any, kind))
+    return Condition(name, missing, "not in force", selectors, kind=kind)
 
 
 def _within(limit_s: float) -> Ask:

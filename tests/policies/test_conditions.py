@@ -140,7 +140,7 @@ def test_the_most_severe_verdict_wins_whatever_the_order():
         assert [most_severe(order[:n]) for n in (1, 4)] == [order[0], BLOCK]
     assert [verdict.severity for verdict in Verdict] == [0, 1, 2, 3]
     assert [verdict.releases for verdict in Verdict] == [True, True, False, False]
-    # C43: one change fires a refresh rule and falsifies what guards the authority.
+    # One change fires a refresh rule and falsifies what guards the authority.
     label = RefreshRule("label", lambda state, intent: state["who"]["name"], "1", "who")
     known = rule(lambda state, intent: state["who"]["name"] == "Ada", "known", kind="authority")
     graph, verdict = held(rule(), known, refresh=(label,))
