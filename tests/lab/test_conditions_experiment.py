@@ -66,6 +66,12 @@ def test_ten_durable_changes_evaluate_six_conditions_and_a_rescan_sixty(frame):
     assert (len(table), table.iloc[-1]["selective"], table.iloc[-1]["full_rescan"]) == (11, 0.6, 6.0)
 
 
+def test_a_policy_that_falls_after_the_last_check_is_seen_only_where_it_is_a_premise(frame):
+    table = experiment.history(frame).set_index("covered")
+    assert table.loc["written row"].tolist() == [3, 3, 3]
+    assert table.loc["every premise"].tolist() == [3, 0, 0]
+
+
 def test_what_is_lost_at_one_probability_is_lost_at_every_larger_one(frame):
     table = experiment.omissions(frame)
     unnoticed = table[~table["noticed"]]

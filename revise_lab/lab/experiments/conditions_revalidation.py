@@ -216,6 +216,13 @@ def durable(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([table, table.mean().to_frame("mean").T]).rename_axis("what").reset_index()
 
 
+def history(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return what was published of the refunds that the policy had come to forbid, by what compare-and-set covered."""
+    part = frame[frame["part"] == "history"]
+    covered = part["how"].map({"target_only": "written row", "selective": "every premise"})
+    return part.assign(covered=covered)[["covered", "n_cases", "n_released", "n_false_allow"]].reset_index(drop=True)
+
+
 def growth(frame: pd.DataFrame) -> pd.DataFrame:
     """Return what an answer costs by way of checking and size, with the median over replicates."""
     part = frame[frame["part"] == "growth"]
