@@ -18,7 +18,8 @@ _PLAIN: Final = (
     "__getitem__ __new__ __init__ __class__ __getattribute__ __setattr__ __delattr__ __doc__ __hash__ __init_subclass__"
     " __subclasshook__ __class_getitem__ get"
 )
-_CONTAINERS: Final = (Obj, Arr)
+_NO_LEAF: Final = (Obj, Arr, type(ABSENT))
+_set = dict.__setitem__
 
 
 class Beyond(BaseException):
@@ -59,9 +60,10 @@ class Layout(NamedTuple):
     def put(self, cell: Cell, value: Value) -> bool:
         """Change a leaf; False if the place no longer holds one."""
         place = self.places.get(cell)
-        if place is None or value is ABSENT or type(value) in _CONTAINERS:
+        if place is None or type(value) in _NO_LEAF:
             return False
-        dict.__setitem__(place[0], place[1], value)
+        at, key = place
+        _set(at, key, value)
         return True
 
 
@@ -72,16 +74,16 @@ def lay_out(cells: Mapping[Cell, Selector], values: Mapping[str, Value]) -> Layo
     for cell, selector in cells.items():
         value = cell.look(selector, values)
         *above, last = (selector.artifact, *map(_text, selector.path))
-        leaf = selector.marker is Marker.VALUE and value is not ABSENT and type(value) not in _CONTAINERS
+        leaf = selector.marker is Marker.VALUE and type(value) not in _NO_LEAF
         if None in above or last is None or not (leaf or (selector.marker is Marker.KIND and value == "object")):
             return None
         at = root
         for key in above if leaf else (*above, last):
             if key not in dict.keys(at):
-                dict.__setitem__(at, str(key), _laid(root.noted))
+                _set(at, key, _laid(root.noted))
             at = at[str(key)]
         if leaf:
-            dict.__setitem__(at, last, value)
+            _set(at, last, value)
             places[cell] = (at, last)
     return Layout(root, places)
 
