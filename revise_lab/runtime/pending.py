@@ -291,7 +291,8 @@ class PendingActions:
         conditions = tuple(rule for rule in found if isinstance(rule, Condition))
         refresh = tuple(rule for rule in found if isinstance(rule, RefreshRule))
         action = PendingAction(key, intent, conditions, refresh, target, resource, reversibility, observed)
-        self._read(action.artifacts)
+        # What was looked at for another action will do: all of it is looked at again before a release.
+        self._read(name for name in action.artifacts if name not in self._tokens)
         before = self.graph.n_evaluated
         verdict = self.graph.hold(action, {name: (basis, last) for name, _, _, basis, last in rules})
         if self.graph.n_evaluated > before:
