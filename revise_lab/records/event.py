@@ -388,6 +388,7 @@ _TYPES: dict[str, Any] = {
     for kind in list(home.values())
     if isinstance(kind, type) and kind.__module__.startswith("revise_lab.records") and issubclass(kind, tuple | StrEnum)
 }
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def to_json(entry: tuple[Any, ...]) -> str:
@@ -408,6 +409,8 @@ def from_json(line: str) -> Any:
 
 def _encode(item: Any) -> Any:
     kind = type(item)
+    if kind in _PLAIN:
+        return item
     if item is ABSENT:
         return ["absent"]
     if kind in (Obj, Arr):
@@ -416,7 +419,7 @@ def _encode(item: Any) -> Any:
         return [kind.__name__, str(item)]
     if issubclass(kind, tuple):
         name = kind.__name__ if kind.__name__ in _TYPES else "tuple"
-        return [name, *(_encode(part) for part in item)]
+        return [name, *[_encode(part) for part in item]]
     return item
 
 
