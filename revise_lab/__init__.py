@@ -18,6 +18,10 @@ _HOMES = {
     "Run": "revise_lab.runtime.session",
     "Change": "revise_lab.records.revision",
     "Revision": "revise_lab.records.revision",
+    "Condition": "revise_lab.records.condition",
+    "RefreshRule": "revise_lab.records.condition",
+    "PendingAction": "revise_lab.records.condition",
+    "PendingActions": "revise_lab.runtime.pending",
     "Switches": "revise_lab.core.plan",
     "policy": "revise_lab.policies",
     "simulate": "revise_lab.runtime.simulator",
@@ -29,16 +33,22 @@ _HOMES = {
 if TYPE_CHECKING:
     from revise_lab.core.plan import Switches
     from revise_lab.policies import policy
+    from revise_lab.records.condition import Condition, PendingAction, RefreshRule
     from revise_lab.records.effect import Effect
     from revise_lab.records.revision import Change, Revision
     from revise_lab.records.workflow import Workflow
     from revise_lab.runtime.audit_reads import audit_reads
+    from revise_lab.runtime.pending import PendingActions
     from revise_lab.runtime.session import Run, Session
     from revise_lab.runtime.simulator import simulate
 
 __all__ = [
     "Change",
+    "Condition",
     "Effect",
+    "PendingAction",
+    "PendingActions",
+    "RefreshRule",
     "Revision",
     "Run",
     "Session",

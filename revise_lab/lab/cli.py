@@ -38,6 +38,7 @@ examples:
   revise-lab explore late_read --json                every order of one scenario
   revise-lab prove runs --n 50000 --jobs 2           random runs against the oracle and the auditor
   revise-lab bench core --quick                      certificates, planning, views, events
+  revise-lab bench conditions --quick                the answer to a change while an action waits
   revise-lab bench serving --quick                   what serving runs cost
   revise-lab serving scan --out capacity.json        lengths and capacity, with one policy alone
   revise-lab serve --port 8000                       an emulated Qwen3-14B cluster over HTTP

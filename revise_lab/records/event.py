@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from revise_lab.errors import ReviseLabError
 
 from . import attempt as _attempt
+from . import condition as _condition
 from . import effect as _effect
 from . import revision as _revision
 from . import selector as _selector
@@ -383,31 +384,33 @@ def is_durable(entry: Entry) -> bool:
 
 _TYPES: dict[str, Any] = {
     kind.__name__: kind
-    for home in (vars(), vars(_attempt), vars(_effect), vars(_revision), vars(_selector))
+    for home in (vars(), vars(_attempt), vars(_condition), vars(_effect), vars(_revision), vars(_selector))
     for kind in list(home.values())
     if isinstance(kind, type) and kind.__module__.startswith("revise_lab.records") and issubclass(kind, tuple | StrEnum)
 }
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
-def to_json(entry: Entry) -> str:
-    """Return one line of JSON for a journal entry."""
+def to_json(entry: tuple[Any, ...]) -> str:
+    """Return one line of JSON for a journal entry, or for another tuple of records and values."""
     return json.dumps(_encode(entry), separators=(",", ":"), ensure_ascii=False)
 
 
-def from_json(line: str) -> Entry:
-    """Return the entry of a line of JSON.
+def from_json(line: str) -> Any:
+    """Return the entry, or the other tuple, of a line of JSON.
 
     Raises
     ------
     ReviseLabError
         The line names a type that this version does not know.
     """
-    decoded: Entry = _decode(json.loads(line))
-    return decoded
+    return _decode(json.loads(line))
 
 
 def _encode(item: Any) -> Any:
     kind = type(item)
+    if kind in _PLAIN:
+        return item
     if item is ABSENT:
         return ["absent"]
     if kind in (Obj, Arr):
@@ -416,7 +419,7 @@ def _encode(item: Any) -> Any:
         return [kind.__name__, str(item)]
     if issubclass(kind, tuple):
         name = kind.__name__ if kind.__name__ in _TYPES else "tuple"
-        return [name, *(_encode(part) for part in item)]
+        return [name, *[_encode(part) for part in item]]
     return item
 
 
