@@ -112,7 +112,7 @@ WAYS: dict[str, Callable[[Change], float]] = {
 def growth(sizes: Sequence[int], n: int, ways: Iterable[str] = tuple(WAYS)) -> dict[str, list[list[float]]]:
     """Return samples by way of answering, for each number of unrelated reads, all taken in turn in ten rounds.
 
-    A rescan reads everything each time, so there are fewer samples of it: at most 2e6 reads a size, at least ten samples.
+    A rescan reads everything each time, so there are fewer samples of it: at most 1e6 reads a size, at least ten samples.
     """
     changes = [Change(waiting(size)) for size in sizes]
     found: dict[str, list[list[float]]] = {way: [[] for _ in sizes] for way in ways}
@@ -123,7 +123,7 @@ def growth(sizes: Sequence[int], n: int, ways: Iterable[str] = tuple(WAYS)) -> d
         for _ in range(10):
             for way, taken in found.items():
                 for size, change, samples in zip(sizes, changes, taken, strict=True):
-                    most = 200_000 // (size + 40) if way == "full rescan" else n
+                    most = 100_000 // (size + 40) if way == "full rescan" else n
                     samples += [WAYS[way](change) for _ in range(max(1, min(n // 10, most)))]
     return found
 

@@ -181,7 +181,7 @@ def _percentiles(samples: Iterable[float]) -> dict[str, float]:
 
 def estimate(params: Params) -> dict[str, float]:
     """Return what a cell costs; measured on two cores of a laptop-class machine, for ``--dry-run`` only."""
-    one_s = {"refund": 0.01, "executions": 0.02, "omission": 1e-3, "durable": 2e-3, "history": 0.03, "growth": 0.01}
+    one_s = {"refund": 0.01, "executions": 0.02, "omission": 1e-3, "durable": 2e-3, "history": 0.1, "growth": 0.01}
     return {"wall_s": 0.2 + one_s[params.part] * params.n + 1e-5 * sum(params.sizes)}
 
 
