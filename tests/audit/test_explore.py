@@ -62,7 +62,8 @@ PLUS, PAPER = policy("revise_plus"), policy("revise")
 def _pairs():
     for name in SCENARIOS:
         for how in (PAPER, PLUS):
-            yield pytest.param(name, how, id=f"{name}-{how.name}")
+            is_slow = name == "storm" or (how is PAPER and name not in FEW_ORDERS)
+            yield pytest.param(name, how, id=f"{name}-{how.name}", marks=pytest.mark.slow if is_slow else ())
 
 
 @pytest.mark.parametrize(("name", "how"), list(_pairs()))
