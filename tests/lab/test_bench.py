@@ -53,6 +53,7 @@ def test_planning_is_compared_with_the_peer_and_with_looking_at_everything():
     assert [row.exponent is not None for row in rows if row.what == "planning"] == [False, True]
 
 
+@pytest.mark.slow
 def test_without_the_peer_the_rows_say_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "networkx", None)
     rows = [row for row in planning.planning_of("revise", (100,), 1) if row.what == "planning"]

@@ -194,6 +194,7 @@ def test_three_hundred_distinct_schedules_are_asked_for_of_every_policy():
 # --- certificates
 
 
+@pytest.mark.slow
 def test_every_part_times_what_its_rows_name():
     rows = frame(
         certificates,

@@ -156,7 +156,10 @@ def losing(depth, seed):
     return loss
 
 
-@pytest.mark.parametrize(("name", "unknown"), [("revise", "global"), ("revise", "local"), ("suffix", "local")])
+@pytest.mark.parametrize(
+    ("name", "unknown"),
+    [("revise", "global"), ("revise", "local"), pytest.param("suffix", "local", marks=pytest.mark.slow)],
+)
 def test_less_provenance_never_recomputes_less(name, unknown):
     larger = 0
     for seed in range(60):

@@ -6,7 +6,7 @@ import json
 import typing
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from revise_lab.errors import ReviseLabError
@@ -61,6 +61,7 @@ def entries(kind):
 
 @pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
 def test_every_entry_comes_back(kind):
+    @settings(max_examples=40)
     @given(entries(kind))
     def check(entry):
         line = ev.to_json(entry)

@@ -353,6 +353,7 @@ def test_a_server_that_cannot_be_measured_is_an_error_with_a_remedy(tmp_path, ca
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_measured(tmp_path):
     raw = tmp_path / "x.jsonl"
     with EmbeddedServer(ttft_s=0.01, itl_s=0.002) as server:

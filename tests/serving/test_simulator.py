@@ -174,6 +174,7 @@ def test_windows_cut_off_both_ends():
     assert [window(number, 10) for number in range(10)] == ["warm-up"] * 2 + ["steady"] * 7 + ["cool-down"]
 
 
+@pytest.mark.slow
 def test_work_grows_with_the_number_of_workflows_and_not_faster(capsys):
     sizes, seconds = (100, 400), []
     for n in sizes:
