@@ -1,8 +1,8 @@
 """The judges: assertions on the world, and a model.
 
-The assertions were written from the revised text of each task, one list for each revision, and committed before the methods. They
-look at what stands in the world (sent, booked, paid, published, or held where a tool is not enabled) and never at how it
-came about. Quality is on the published scale: 1 if none holds, 5 if all do, linear between (our choice).
+The assertions were written from the revised text of each task, one list for each revision, and committed before the
+methods. They look at what stands in the world (sent, booked, paid, published, or held where a tool is not enabled) and
+never at how it came about. Quality is on the published scale: 1 if none holds, 5 if all do, linear between (our choice).
 """
 
 from __future__ import annotations
