@@ -21,6 +21,7 @@ _HOMES = {
     "Switches": "revise_lab.core.plan",
     "policy": "revise_lab.policies",
     "simulate": "revise_lab.runtime.simulator",
+    "RevisableGraph": "revise_lab.runtime.adapters.langgraph",
     "audit_reads": "revise_lab.runtime.audit_reads",
     "errors": "revise_lab.errors",
     "lab": "revise_lab.lab",
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from revise_lab.records.effect import Effect
     from revise_lab.records.revision import Change, Revision
     from revise_lab.records.workflow import Workflow
+    from revise_lab.runtime.adapters.langgraph import RevisableGraph
     from revise_lab.runtime.audit_reads import audit_reads
     from revise_lab.runtime.session import Run, Session
     from revise_lab.runtime.simulator import simulate
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Change",
     "Effect",
+    "RevisableGraph",
     "Revision",
     "Run",
     "Session",

@@ -30,7 +30,11 @@ def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) ->
     prove.add_argument("--seed", type=int, default=0, help="first seed")
     prove.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     bench = command("bench", _bench, "measure the machine against its budgets: revise-lab bench core")
-    bench.add_argument("suite", choices=["core", "serving"], help="certificates, planning, views, events; runs")
+    bench.add_argument(
+        "suite",
+        choices=["core", "serving", "langgraph"],
+        help="certificates, planning, views, events; runs; the adapter",
+    )
     bench.add_argument("--rows", metavar="TEXT", help="only what holds this text")
     bench.add_argument("--quick", action="store_true", help="small sizes, seconds instead of minutes")
 
@@ -112,8 +116,9 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
     from revise_lab.lab.bench import bench_core, render
+    from revise_lab.lab.bench.langgraph import bench_langgraph
     from revise_lab.lab.bench.serving import bench_serving
 
-    bench = bench_serving if arguments.suite == "serving" else bench_core
+    bench = {"core": bench_core, "serving": bench_serving, "langgraph": bench_langgraph}[arguments.suite]
     print(render(bench(arguments.rows, arguments.quick)))
     return 0
