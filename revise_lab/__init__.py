@@ -21,6 +21,7 @@ _HOMES = {
     "Switches": "revise_lab.core.plan",
     "policy": "revise_lab.policies",
     "simulate": "revise_lab.runtime.simulator",
+    "Outgoing": "revise_lab.runtime.adapters.langgraph",
     "RevisableGraph": "revise_lab.runtime.adapters.langgraph",
     "audit_reads": "revise_lab.runtime.audit_reads",
     "errors": "revise_lab.errors",
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from revise_lab.records.effect import Effect
     from revise_lab.records.revision import Change, Revision
     from revise_lab.records.workflow import Workflow
-    from revise_lab.runtime.adapters.langgraph import RevisableGraph
+    from revise_lab.runtime.adapters.langgraph import Outgoing, RevisableGraph
     from revise_lab.runtime.audit_reads import audit_reads
     from revise_lab.runtime.session import Run, Session
     from revise_lab.runtime.simulator import simulate
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Change",
     "Effect",
+    "Outgoing",
     "RevisableGraph",
     "Revision",
     "Run",

@@ -117,18 +117,14 @@ def _divert(slot: str, outgoing: Outgoing) -> Callable[[], None]:
 
 
 @contextmanager
-def inside(attempt: Doing) -> Iterator[None]:
-    """Make an attempt the current one in this context."""
-    token, counter = ATTEMPT.set(attempt), _COUNTER.set(_counter(attempt))
+def inside(attempt: Doing | None) -> Iterator[None]:
+    """Make an attempt, or none, the current one in this context."""
+    token, counter = ATTEMPT.set(attempt), _COUNTER.set(None if attempt is None else _counter_class()(attempt))
     try:
         yield
     finally:
         ATTEMPT.reset(token)
         _COUNTER.reset(counter)
-
-
-def _counter(attempt: Doing) -> Any:
-    return _counter_class()(attempt)
 
 
 @cache

@@ -13,14 +13,15 @@ from revise_lab.errors import ReviseLabError, RevisionRefused, RunBlocked, RunCa
 from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.selector import Path, parse_path
 from revise_lab.records.value import ABSENT, thaw, walk
+from revise_lab.records.workflow import Node
 from revise_lab.runtime.driver import AttemptSpan
 from revise_lab.runtime.session import Acceptance, Run, Session
 
-from .calls import watching
+from .calls import inside, watching
 from .growing import Growing, PassBegins, PassEnds
 from .images import image, restore
-from .scope import Scope
-from .tasks import TaskDriver
+from .scope import Placement, Scope
+from .tasks import Job, TaskDriver, task_node
 from .views import Origin
 
 if TYPE_CHECKING:
@@ -50,19 +51,17 @@ class GraphRun(Run):
     def __init__(
         self, graph: RevisableGraph, session: Session, machine: Growing, raw: dict[str, Any], config: dict[str, Any]
     ) -> None:
-        from .instrument import instrument, reduced_keys
-
         self._pass: asyncio.Task[Any] | None = None
+        self._enders: set[asyncio.Future[None]] = set()
         self._seen: Any = None
         self._resting = False
         """The pass has come to an end that only a revision, or an answer, can change."""
         super().__init__(session, machine)
         self._driver = TaskDriver(machine, None, run_id=self.id, on_change=self._notify, outside=session.outside)
         self.graph, self._raw, self._config = graph, raw, config
-        self._reduced = reduced_keys(graph.compiled)
         self.scopes: dict[str, Scope] = {}
-        self._instrumented = instrument(graph.compiled, self)
-        self._saver = self._instrumented.checkpointer
+        self._instrumented = graph.instrumented
+        self._saver = self._instrumented and self._instrumented.checkpointer
         self._state: Any = None
         self._error: BaseException | None = None
         self._answers: list[tuple[Any, Any]] = []
@@ -95,12 +94,23 @@ class GraphRun(Run):
     def _notify(self) -> None:
         """Break the pass off when a revision has been applied, before anything else happens in it."""
         machine, ours = self.machine, self._pass
-        if machine.plan is not self._seen or machine.state == "cancelled":
+        if machine.plan is not self._seen or machine.state == "cancelled" or self._driver.crash:
             self._seen, self._resting = machine.plan, False
             if ours is not None:
                 self.tasks.broken_off = True
                 ours.cancel()
+        if self._resting or machine.state != "open" or self._driver.crash or self._main.done():
+            enders, self._enders = self._enders, set()
+            for ender in enders:
+                if not ender.done():
+                    ender.set_result(None)
         super()._notify()
+
+    async def _rest(self) -> None:
+        """Wait until there may be something to hand over; what happens within a pass is none of it."""
+        ender: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._enders.add(ender)
+        await ender
 
     async def _one_pass(self) -> None:
         plan = self.machine.plan
@@ -111,6 +121,8 @@ class GraphRun(Run):
         self._pass = asyncio.get_running_loop().create_task(self._invoke(), name=f"{self.id} pass {self.n_passes}")
         await asyncio.wait([self._pass])
         ended, self._pass = self._pass, None
+        if self._driver.crash:
+            raise self._driver.crash
         if self.machine.plan is not plan or self.machine.state != "open":
             if not ended.cancelled():
                 ended.exception()  # seen, and out of date
@@ -128,7 +140,9 @@ class GraphRun(Run):
     async def _invoke(self) -> Any:
         config = dict(self._config)
         graph = self._instrumented
-        self.scopes = {"": self._outermost()}
+        if graph is None:
+            return await self.tasks.settle(*self._whole(config))
+        self._enter()
         if self._saver:
             from langgraph.checkpoint.memory import InMemorySaver
 
@@ -146,12 +160,31 @@ class GraphRun(Run):
             state = await graph.ainvoke(Command(resume=found[1]), config)
         return state
 
+    def _enter(self) -> None:
+        from .instrument import HOST
+
+        HOST.set(self)
+        self.scopes = {"": self._outermost()}
+
+    def _whole(self, config: dict[str, Any]) -> tuple[Placement, Node, Job]:
+        """Return the graph as one task of which nothing is seen, for a LangGraph that cannot be taken apart."""
+        if self.graph.compiled.checkpointer:
+            thread = f"{self.id}/{self.n_passes}"
+            config["configurable"] = {**config.get("configurable", {}), "thread_id": thread}
+        given = self._input()
+        origins = {key: Origin(((key, ()),), exact=True) for key in given}
+        name = "the graph"
+        job = Job(
+            lambda state: self.graph.compiled.ainvoke(state, config), given, lambda _: None, self.graph.unseen, True
+        )
+        return Placement(name, (0, name), (), None, "", origins), task_node(name, None), job
+
     def _outermost(self) -> Scope:
-        return Scope("", self._reduced, {key: Origin(((key, ()),), exact=True) for key in self._raw})
+        return Scope("", self.graph.reduced, {key: Origin(((key, ()),), exact=True) for key in self._raw})
 
     async def _keep(self) -> None:
         """Write the sealed run to the application's own checkpointer: one clean history, whatever happened on the way."""
-        self.scopes = {"": self._outermost()}
+        self._enter()
         await self._instrumented.ainvoke(self._input(), self._config)
 
     def _interrupts(self) -> tuple[Any, ...]:
@@ -181,7 +214,7 @@ class GraphRun(Run):
             See :meth:`revise_lab.runtime.session.Run.revise`.
         """
         if isinstance(path, Revision):
-            return super().revise(path)
+            return self._revise(path)
         many = path if isinstance(path, Mapping) else {path: value}
         changes = []
         for each, new in many.items():
@@ -192,7 +225,11 @@ class GraphRun(Run):
             if not inner and how == "set" and artifact in self._raw:
                 self._raw = {**self._raw, artifact: new}
             changes.append(Change(artifact, Op(how), inner, new if new is ABSENT else image(new), base))
-        return super().revise(Revision(id or self._fresh_id(), tuple(changes)))
+        return self._revise(Revision(id or self._fresh_id(), tuple(changes)))
+
+    def _revise(self, revision: Revision) -> Acceptance:
+        with inside(None):  # a node may revise; what the revision sets off, a call to a target say, is not its doing
+            return super().revise(revision)
 
     async def resume(self, answer: Any) -> None:
         """Answer the question that the graph has asked with ``interrupt``.
@@ -235,7 +272,7 @@ class GraphRun(Run):
                 self._raise_if_stuck()
                 if self._interrupts():
                     return self._result()
-            await self._change()
+            await self._rest()
 
     def _raise_if_stuck(self) -> None:
         if self._error is not None:
@@ -272,7 +309,7 @@ class GraphRun(Run):
         """
         if self.machine.state != "closed":
             raise ReviseLabError(f"run {self.id} is {self.machine.status}, not closed - await result() first")
-        self.scopes = {"": self._outermost()}
+        self._enter()
         graph = self._instrumented.copy({"checkpointer": None})
         async for chunk in graph.astream(
             self._input(), {**self._config, "configurable": {}}, stream_mode=stream_mode, **options

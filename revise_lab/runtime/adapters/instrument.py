@@ -1,15 +1,17 @@
-"""Rebuilding a compiled LangGraph graph around a run, leaving the user's own as it is.
+"""Rebuilding a compiled LangGraph graph so that runs settle its tasks, leaving the user's own as it is.
 
 The bound runnable of every node and the path of every conditional edge are wrapped; writers, reducers, edges and the loop
 are LangGraph's own. What is memoised is what a node *returned*, never what was written to channels, so reducers, commands,
 sends and edges are applied anew on every pass. A few names that LangGraph calls private are needed; :func:`probe` tries
-them on a graph of two nodes.
+them on a graph of two nodes. A graph is rebuilt once and serves all runs: the run that a task belongs to lies
+in a context variable.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -32,7 +34,7 @@ _REPLACED = (LastValue, AnyValue, EphemeralValue, UntrackedValue)
 
 
 class Host(Protocol):
-    """The run that an instrumented graph belongs to."""
+    """The run that a task belongs to."""
 
     scopes: dict[str, Scope]
     """The levels of the pass that is under way, by checkpoint namespace."""
@@ -42,14 +44,18 @@ class Host(Protocol):
         """What settles tasks."""
 
 
+HOST: ContextVar[Host] = ContextVar("host")
+"""The run whose pass is under way here."""
+
+
 def reduced_keys(compiled: CompiledStateGraph[Any, Any, Any, Any]) -> frozenset[str]:
     """Return the state keys that a reducer puts together."""
     return frozenset(key for key, channel in compiled.channels.items() if type(channel) not in _REPLACED)
 
 
 class _Wrapped(Runnable[Any, Any]):
-    def __init__(self, host: Host, name: str, inner: Any) -> None:
-        self.host, self.node, self.inner, self.name = host, name, inner, name
+    def __init__(self, name: str, inner: Any) -> None:
+        self.node, self.inner, self.name = name, inner, name
 
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         raise ReviseLabError("a graph that is to be revised in flight runs asynchronously - it is started by start()")
@@ -58,7 +64,7 @@ class _Wrapped(Runnable[Any, Any]):
         known = config["metadata"]
         namespace = known["langgraph_checkpoint_ns"].rpartition("|")[0]
         ref = TaskRef(known["langgraph_step"], tuple(known["langgraph_path"]))
-        return self.host.scopes[namespace], ref, tuple(known["langgraph_triggers"])
+        return HOST.get().scopes[namespace], ref, tuple(known["langgraph_triggers"])
 
 
 class _Start(_Wrapped):
@@ -71,8 +77,8 @@ class _Start(_Wrapped):
 
 
 class _Node(_Wrapped):
-    def __init__(self, host: Host, name: str, inner: Any, n_sources: int) -> None:
-        super().__init__(host, name, inner)
+    def __init__(self, name: str, inner: Any, n_sources: int) -> None:
+        super().__init__(name, inner)
         self.n_sources = n_sources
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
@@ -88,7 +94,7 @@ class _Node(_Wrapped):
             alone=len(placed.parents) >= self.n_sources,
         )
         body = getattr(self.inner, "func", None) or getattr(self.inner, "afunc", None)
-        raw = await self.host.tasks.settle(placed, task_node(placed.name, body), job)
+        raw = await HOST.get().tasks.settle(placed, task_node(placed.name, body), job)
         if gotos := _gotos(raw):
             scope.decide(ref, placed.name, gotos)
         return raw
@@ -103,7 +109,7 @@ class _Subgraph(_Wrapped):
         scope.begin(ref, placed.name, config["configurable"][_SEND].__self__)
         base = placed.origins if ref.path[0] != "__pregel_push" else {}
         inner = Scope(f"{placed.name}/", reduced_keys(self.inner), base, placed)
-        self.host.scopes[config["metadata"]["langgraph_checkpoint_ns"]] = inner
+        HOST.get().scopes[config["metadata"]["langgraph_checkpoint_ns"]] = inner
         scope.enter(ref, inner)
         return await self.inner.ainvoke(input, config, **kwargs)
 
@@ -111,8 +117,8 @@ class _Subgraph(_Wrapped):
 class _Router(_Wrapped):
     """The path of a conditional edge: a node of the machine that only decides."""
 
-    def __init__(self, host: Host, name: str, inner: Any, ends: Mapping[Any, str] | None) -> None:
-        super().__init__(host, name, inner)
+    def __init__(self, name: str, inner: Any, ends: Mapping[Any, str] | None) -> None:
+        super().__init__(name, inner)
         self.ends = ends
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
@@ -126,7 +132,7 @@ class _Router(_Wrapped):
             is_state=True,
         )
         body = getattr(self.inner, "func", None) or getattr(self.inner, "afunc", None)
-        raw = await self.host.tasks.settle(placed, task_node(placed.name, body, Kind.ROUTER), job)
+        raw = await HOST.get().tasks.settle(placed, task_node(placed.name, body, Kind.ROUTER), job)
         scope.decide(ref, placed.name, self._destinations(raw))
         return raw
 
@@ -190,19 +196,19 @@ def _calls_graph(function: Any) -> bool:
     return any(isinstance(each, CompiledStateGraph) for each in (*known.nonlocals.values(), *known.globals.values()))
 
 
-def instrument(compiled: Any, host: Host) -> Any:
-    """Return a copy of a compiled graph whose tasks are settled by a run."""
+def instrument(compiled: Any) -> Any:
+    """Return a copy of a compiled graph whose tasks are settled by the run at hand."""
     nodes = {}
     for name, node in compiled.nodes.items():
-        update: dict[str, Any] = {"writers": _writers(name, compiled, node.writers, host)}
+        update: dict[str, Any] = {"writers": _writers(name, compiled, node.writers)}
         if name == START:
             if compiled.builder.branches.get(START):  # else nothing that it writes has an author
-                update["bound"] = _Start(host, name, None)
+                update["bound"] = _Start(name, None)
         elif isinstance(node.bound, CompiledStateGraph):
-            inner = instrument(node.bound, host)
-            update |= {"bound": _Subgraph(host, name, inner), "subgraphs": [inner]}
+            inner = instrument(node.bound)
+            update |= {"bound": _Subgraph(name, inner), "subgraphs": [inner]}
         else:
-            update |= {"bound": _Node(host, name, node.bound, _n_sources(compiled.builder, name)), "cache_policy": None}
+            update |= {"bound": _Node(name, node.bound, _n_sources(compiled.builder, name)), "cache_policy": None}
         nodes[name] = node.copy(update)
     return compiled.copy({"nodes": nodes})
 
@@ -220,17 +226,17 @@ def _n_sources(builder: Any, name: str) -> int:
     return len(found)
 
 
-def _writers(name: str, compiled: Any, writers: list[Any], host: Host) -> list[Any]:
+def _writers(name: str, compiled: Any, writers: list[Any]) -> list[Any]:
     found = []
     for writer in writers:
         branch = getattr(getattr(writer, "func", None), "__self__", None)
         if isinstance(branch, BranchSpec):
             names = [each for each, spec in compiled.builder.branches[name].items() if spec.path is branch.path]
             alone = len(compiled.builder.branches[name]) == 1
-            router = _Router(host, "" if alone or not names else names[0], branch.path, branch.ends)
+            router = _Router("" if alone or not names else names[0], branch.path, branch.ends)
             writer = branch._replace(path=router).run(writer.kwargs["writer"], writer.kwargs["reader"])
         found.append(writer)
     return found
 
 
-__all__ = ["Host", "Placement", "instrument", "reduced_keys"]
+__all__ = ["HOST", "Host", "Placement", "instrument", "reduced_keys"]

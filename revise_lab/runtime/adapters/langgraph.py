@@ -66,13 +66,22 @@ class RevisableGraph:
         **switches: Any,
     ) -> None:
         how = policy_named(policy, **switches) if isinstance(policy, str) else policy
-        if why := probe():
+        self.instrumented: Any = None
+        """The graph whose tasks are settled by runs; none if LangGraph cannot be taken apart."""
+        self.reduced: frozenset[str] = frozenset()
+        self.unseen = probe()
+        """Why it cannot."""
+        if self.unseen:
             warnings.warn(
-                f"LangGraph's internals are not as expected ({why}); every revision restarts the whole graph",
+                f"LangGraph's internals are not as expected ({self.unseen}); every revision restarts the whole graph",
                 RuntimeWarning,
                 stacklevel=2,
             )
             how = policy_named("restart", release=how.switches.release)
+        else:
+            from .instrument import instrument, reduced_keys
+
+            self.instrumented, self.reduced = instrument(compiled), reduced_keys(compiled)
         # an attempt of a task is never moved to a newer state: LangGraph has handed it the values that it sees
         how = how._replace(switches=replace(how.switches, extension="off"))
         self.compiled, self.policy = compiled, how
@@ -147,8 +156,7 @@ def _probe() -> str:
     builder.add_conditional_edges("a", lambda state: "b", ["b"])
     builder.add_edge("b", END)
     compiled = builder.compile()
-    host: Any = None  # nothing runs, so nobody is asked
-    made: Any = instrument(compiled, host)
+    made: Any = instrument(compiled)
     branches = [each for each in made.nodes["a"].writers if isinstance(_path_of(each), _Router)]
     if len(branches) != 1:
         return "a conditional edge is not attached as a branch"

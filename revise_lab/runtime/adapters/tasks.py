@@ -235,8 +235,7 @@ class TaskDriver(Driver):
         self.broken_off = False
         """Whether the pass that is under way has been overtaken by a revision."""
         self._jobs: dict[str, tuple[Placement, Job]] = {}
-        self._waiters: set[asyncio.Future[None]] = set()
-        self._counted: dict[str, TaskExecution] = {}
+        self._waiters: dict[asyncio.Future[None], str] = {}
 
     # --- what the framework asks ---------------------------------------------------------------------------------------
 
@@ -268,7 +267,7 @@ class TaskDriver(Driver):
                 self._handle(ev.Start(name))
                 self._on_change()
                 continue
-            await self._changed()
+            await self._moved(name)
             if self.broken_off:
                 await self._dying()
 
@@ -287,18 +286,19 @@ class TaskDriver(Driver):
             return raw
         return _pinned(raw, self.machine.values[name])
 
-    async def _changed(self) -> None:
+    async def _moved(self, name: str) -> None:
+        """Wait until no attempt at a task is on its way any more, or the pass is overtaken."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = name
         try:
             await waiter
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, set()
-        for waiter in waiters:
-            if not waiter.done():
+        runs = self.machine.runs
+        for waiter, name in self._waiters.items():
+            if not waiter.done() and (self.broken_off or name not in runs or runs[name].attempt is None):
                 waiter.set_result(None)
 
     # --- what the driver does differently ------------------------------------------------------------------------------

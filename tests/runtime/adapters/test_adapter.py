@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import sys
 import time
 from typing import Annotated
 
@@ -821,10 +822,31 @@ def test_a_failed_node_can_be_revised_away():
 
 
 def test_changed_internals_mean_a_full_restart_and_a_warning(monkeypatch):
-    monkeypatch.setattr(adapter, "_PROBED", ["BranchSpec is gone"])
+    """The internals are really gone here: nothing but ``ainvoke`` of the user's own graph is left."""
+    monkeypatch.setitem(sys.modules, "langgraph.graph._branch", None)
+    monkeypatch.delitem(sys.modules, "revise_lab.runtime.adapters.instrument")
+    monkeypatch.setattr(adapter, "_PROBED", [])
+    outbox, ask, target = Outbox(), Ask(), MemoryTarget()
+    effects = {"book": Outgoing(outbox, "book", "world")}
     with pytest.warns(RuntimeWarning, match="restarts the whole graph"):
-        graph = RevisableGraph(trip(Ask(), Outbox()))
+        graph = RevisableGraph(trip(ask, outbox), effects=effects, targets={"world": target})
     assert graph.policy.name == "restart"
+
+    async def main():
+        run = graph.start(TRIP)
+        while "verify" not in ask.calls:
+            await asyncio.sleep(0.01)
+        await run.revise("request.budget", 5)
+        n_before = len(ask.calls)
+        result = await run.result()
+        stock = await trip(Ask(), Outbox()).ainvoke(changed(TRIP, [("request.budget", 5)]))
+        assert result.state == stock
+        assert sorted(ask.calls[n_before:]) == ["air", "hotel", "intake", "verify"]
+        assert [payload["what"] for _, _, payload in target.happened] == [f"{stock['hotel']} {stock['way']}"]
+        assert "_branch" in run.notes["the graph@2"][0]
+        assert run.audit() == []
+
+    run_virtual(main())
 
 
 def test_the_probe_passes_here():
