@@ -97,7 +97,7 @@ class Params(BaseModel):
     revision: str = Field(description="which leaf is revised, see EXPECTED")
     policies: tuple[str, ...] = ("wait", "restart", "suffix", "revise", "revise_plus")
     stock: bool = Field(False, description="whether LangGraph's own means are tried as well")
-    ttft_s: float = Field(0.02, gt=0.0, description="time to the first token of the emulated endpoint")
+    ttft_s: float = Field(0.01, gt=0.0, description="time to the first token of the emulated endpoint")
     itl_s: float = Field(0.002, ge=0.0, description="time between its tokens")
     endpoint: str = Field("emulated", description="emulated, or the URL of an OpenAI-compatible endpoint")
 
@@ -210,12 +210,13 @@ async def _revised(params: Params, policy: str, model: OpenAIModel) -> dict[str,
     result = await run.result()
     ended_s = time.perf_counter()
     revised_s, n_before, acceptance = delivered
+    usage = _usage(model.calls[n_before:])  # before the comparison, which may ask as well
     await acceptance
     again = [span.node for span in run.spans[n_spans:] if span.n_calls]
     wanted, n_expected = _by_hand(params, policy)
     return {
         **await _compared(params, ask, result.state),
-        **_usage(model.calls[n_before:]),
+        **usage,
         "recomputed": " ".join(sorted(again)),
         "n_calls_before": n_before - n_first,
         "n_expected": n_expected,
@@ -303,10 +304,10 @@ async def _stock(params: Params, means: str, model: OpenAIModel) -> dict[str, An
         first = [each async for each in compiled.aget_state_history(config)][-2]  # the last one has no input yet
         forked = await compiled.aupdate_state(first.config, {artifact: final[artifact]}, as_node="__start__")
         state = await compiled.ainvoke(None, forked)
-    ended_s = time.perf_counter()
+    ended_s, usage = time.perf_counter(), _usage(model.calls[n_before:])
     return {
         **await _compared(params, ask, state),
-        **_usage(model.calls[n_before:]),
+        **usage,
         "n_calls_before": n_before - n_first,
         "n_aborted": sum(call.outcome == "aborted" for call in model.calls[n_first:]),
         "e2e_s": ended_s - revised_s,

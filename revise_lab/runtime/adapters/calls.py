@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 from revise_lab.records.effect import Effect, Reversibility
@@ -69,8 +72,7 @@ class Outgoing(NamedTuple):
 def watching(effects: Mapping[str, Outgoing]) -> Iterator[None]:
     """Hold actions back and count calls while a run is in flight."""
     _watch_models()
-    if "openai" in sys.modules:  # an application that uses it has imported it by now
-        _watch_clients()
+    _watch_clients()
     undo = [_divert(slot, each) for slot, each in effects.items()]
     try:
         yield
@@ -156,12 +158,43 @@ def _watch_models() -> None:
     register_configure_hook(_COUNTER, inheritable=True)
 
 
+_CLIENTS = "openai.resources.chat"
+
+
 @cache
 def _watch_clients() -> None:
+    """Watch the raw client, now or as soon as somebody imports it; importing it here would cost all others a second."""
+    if _CLIENTS in sys.modules:
+        _watch_loaded()
+    else:
+        sys.meta_path.insert(0, _AtImport())
+
+
+def _watch_loaded() -> None:
     from openai.resources.chat import completions
 
     for kind in (completions.Completions, completions.AsyncCompletions):
         _watch_client(kind)
+
+
+class _AtImport(MetaPathFinder):
+    """Lets the client be found as it always is, and watches it once it has been loaded."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != _CLIENTS:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            load = loader.exec_module
+
+            def load_and_watch(module: Any) -> None:
+                load(module)
+                _watch_loaded()
+
+            loader.exec_module = load_and_watch
+        return spec
 
 
 def _watch_client(kind: Any) -> None:

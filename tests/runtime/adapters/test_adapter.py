@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import subprocess
 import sys
 import time
 from typing import Annotated
@@ -717,6 +718,39 @@ def test_a_tool_node_and_a_chat_model_counted_by_attempt():
         assert [name for name in run.machine.runs if ">" not in name] == ["agent", "tools", "agent#1"]
 
     run_virtual(main())
+
+
+LATE_IMPORT = """
+import asyncio, sys
+from langgraph.graph import START, StateGraph
+from revise_lab import RevisableGraph
+from revise_lab.serving.server import MODEL, EmbeddedServer
+
+async def main(url):
+    async def a(state):
+        from openai import AsyncOpenAI
+        client = AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+        answer = await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+        await client.close()
+        return {"a": answer.choices[0].message.content}
+
+    graph = StateGraph(dict)
+    graph.add_node(a)
+    graph.add_edge(START, "a")
+    run = RevisableGraph(graph.compile()).start({})
+    assert "openai" not in sys.modules
+    await run.result()
+    print(run.calls, [entry.attempt for entry in server.log])
+
+with EmbeddedServer(ttft_s=0.001) as server:
+    asyncio.run(main(server.url))
+"""
+
+
+@pytest.mark.slow
+def test_a_client_that_a_node_imports_is_counted_too():
+    done = subprocess.run([sys.executable, "-c", LATE_IMPORT], capture_output=True, text=True, check=False)
+    assert done.stdout == "{'a@1': 1} ['a@1']\n", done.stderr
 
 
 def test_a_prebuilt_agent_is_revised_at_its_user_turn():
