@@ -13,6 +13,7 @@ pytest.importorskip("langgraph")
 
 from revise_lab.lab.bench import langgraph as bench
 from revise_lab.lab.experiments import revise_langgraph as experiment
+from revise_lab.serving.server import EmbeddedServer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +39,16 @@ def test_one_revision_under_each_policy_is_counted_at_the_endpoint():
     assert found["revise"]["recomputed"] == "assess join report requirements reviewer"
     assert {row["completion_tokens_after"] / row["n_calls_after"] for row in found.values()} == {8}
     assert found["revise"]["n_leaves"] == 6
+
+
+def test_an_endpoint_that_is_not_ours_is_asked_by_its_url_and_counted_from_here():
+    with EmbeddedServer(ttft_s=0.004, itl_s=0.002) as server:
+        row = rows(revision="volume", policies=("revise",), endpoint=server.url)["revise"]
+        log = server.log
+    assert row["recomputed"] == "costs join report"
+    assert (row["n_calls_before"], row["n_calls_after"], row["n_aborted"], row["n_unknown_usage"]) == (10, 3, 1, 0)
+    assert row["correct"]
+    assert [entry.node for entry in log if entry.outcome == "aborted"] == ["report"]
 
 
 def test_a_tier_that_blocks_and_a_lane_that_flips():

@@ -361,7 +361,7 @@ def by_revision(frame: pd.DataFrame) -> pd.DataFrame:
                 low, high = sorted((100 * (1 - found.low), 100 * (1 - found.high)))
                 row |= {name: 100 * (1 - found.value), f"{name}_low": low, f"{name}_high": high}
             rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=None if rows else ["app", "revision", "policy", "n"])
 
 
 def timeline(frame: pd.DataFrame, revision: str) -> pd.DataFrame:
@@ -384,38 +384,31 @@ def timeline(frame: pd.DataFrame, revision: str) -> pd.DataFrame:
 
 
 def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows R01.integration, R05 to R09."""
+    """Return the rows R01.integration and R05 to R09; sums over the five revisions only where all five were run."""
     source = "emulated" if set(frame["endpoint"]) == {"emulated"} else f"measured ({frame['endpoint'].iloc[0]})"
     ours = recovered(frame)
-    share = stats.proportion(int(ours["correct"].sum()), len(ours))
-
-    def value(
-        id: str, value: float, n: int, unit: str, low: float | None = None, high: float | None = None
-    ) -> dict[str, Any]:
-        return {"id": id, "value": value, "low": low, "high": high, "n": n, "unit": unit, "source": source}
-
-    rows = [value("R01.integration", share.value, share.n, "share", share.low, share.high)]
     five = ours[(ours["app"] == "supplier") & ours["revision"].isin(REVISIONS)]
-    for row in by_policy(five).to_dict("records"):
-        policy, n = row["policy"], five["revision"].nunique()
-        if policy in ("restart", "suffix", "revise"):
-            rows += [value(f"R05.{policy}", row["calls"], n, "calls")]
-            rows += [value(f"R06.{policy}", row["completion_tokens"], n, "tokens")]
-            rows += [value(f"R07.wall.{policy}", row["model_wall_ms"], row["n"], "ms")]
-            rows += [value(f"R07.e2e.{policy}", row["e2e_p50_ms"], row["n"], "ms")]
-    saved = by_revision(five)
-    for row in saved[saved["policy"] == "revise"].to_dict("records") if len(saved) else ():
+    share = stats.proportion(int(ours["correct"].sum()), len(ours))
+    rows: list[dict[str, Any]] = []
+
+    def add(id: str, value: float, n: int, unit: str, low: float | None = None, high: float | None = None) -> None:
+        rows.append({"id": id, "value": value, "low": low, "high": high, "n": n, "unit": unit, "source": source})
+
+    add("R01.integration", share.value, share.n, "share", share.low, share.high)
+    for row in by_revision(five).query("policy == 'revise'").to_dict("records"):
         if row["revision"] in ("policy_control", "helper_goal", "reviewer_evidence"):
-            for name in MEASURES:
-                ends = row[f"{name}_low"], row[f"{name}_high"]
-                rows.append(value(f"R08.{row['revision']}.{name}", row[name], row["n"], "%", *ends))
-    live = five[five["policy"].isin(["restart", "suffix", "revise"])]
-    n_replicates = max(1, five["replicate"].nunique())
-    revise = five[five["policy"] == "revise"]
-    met = revise[revise["as_expected"].astype(bool)]["revision"].nunique()
-    return [
-        *rows,
-        value("R08.aborts", float(live["n_aborted"].sum()) / n_replicates, len(live), "aborts"),
-        value("R09.reads", float(five["n_leaves"].max()), len(five), "reads"),
-        value("R09.sets", met, revise["revision"].nunique(), "sets"),
-    ]
+            for name in MEASURES if row["n"] > 1 else ("calls",):
+                add(f"R08.{row['revision']}.{name}", row[name], row["n"], "%", row[f"{name}_low"], row[f"{name}_high"])
+    if set(five["revision"]) == set(REVISIONS):
+        published = five[five["policy"].isin(["restart", "suffix", "revise"])]
+        for row in by_policy(published).to_dict("records"):
+            add(f"R05.{row['policy']}", row["calls"], len(REVISIONS), "calls")
+            add(f"R06.{row['policy']}", row["completion_tokens"], len(REVISIONS), "tokens")
+            add(f"R07.wall.{row['policy']}", row["model_wall_ms"], row["n"], "ms")
+            add(f"R07.e2e.{row['policy']}", row["e2e_p50_ms"], row["n"], "ms")
+        n_replicates = five["replicate"].nunique()
+        add("R08.aborts", float(published["n_aborted"].sum()) / n_replicates, len(published), "aborts")
+        add("R09.reads", float(five["n_leaves"].max()), len(five), "reads")
+        found = published[(published["policy"] == "revise") & published["as_expected"].astype(bool)]
+        add("R09.sets", found["revision"].nunique(), len(REVISIONS), "sets")
+    return rows

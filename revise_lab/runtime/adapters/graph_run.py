@@ -56,8 +56,9 @@ class GraphRun(Run):
         self._seen: Any = None
         self._resting = False
         """The pass has come to an end that only a revision, or an answer, can change."""
-        super().__init__(session, machine)
-        self._driver = TaskDriver(machine, None, run_id=self.id, on_change=self._notify, outside=session.outside)
+        super().__init__(session, machine, session.new_journal())
+        outside = session.outside._replace(journal=self._file)
+        self._driver = TaskDriver(machine, None, run_id=self.id, on_change=self._notify, outside=outside)
         self.graph, self._raw, self._config = graph, raw, config
         self.scopes: dict[str, Scope] = {}
         self._instrumented = graph.instrumented
@@ -77,6 +78,8 @@ class GraphRun(Run):
 
     async def _live(self) -> None:
         with ExitStack() as stack:
+            if self._file is not None:
+                stack.callback(self._file.close)
             stack.enter_context(watching(self.graph.effects))
             try:
                 while self.machine.state in ("open", "closing") or self.machine.effects_move:

@@ -13,8 +13,9 @@ Needs the extra ``langgraph``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict
 
@@ -87,7 +88,14 @@ class RevisableGraph:
         self.compiled, self.policy = compiled, how
         self.effects, self.targets, self.authorise = dict(effects), targets, authorise
 
-    def start(self, input: Any, config: Mapping[str, Any] | None = None) -> GraphRun:
+    def start(
+        self,
+        input: Any,
+        config: Mapping[str, Any] | None = None,
+        *,
+        journal: str | Path | None = None,
+        redact: Callable[[Any], Any] | None = None,
+    ) -> GraphRun:
         """Start a run on the running event loop.
 
         Parameters
@@ -96,12 +104,20 @@ class RevisableGraph:
             What would be given to ``ainvoke``. Its keys are the artifacts that a revision may name.
         config : mapping, optional
             As for ``ainvoke``.
+        journal : str or Path, optional
+            File in which everything that happens is kept before anything happens because of it: what has left, above all.
+            A run over a graph cannot be resumed from it, for the values of the framework are not in it.
+        redact : callable, optional
+            See :class:`revise_lab.runtime.journal.Journal`.
         """
         raw = _as_mapping(input)
         images = {key: image(value) for key, value in raw.items()}
         name = self.compiled.get_name() or "graph"
         empty = Graph(name, {}, (), {}, {})
-        session = Session(empty, images, self.policy, endpoint=None, targets=self.targets, authorise=self.authorise)
+        session = Session(
+            empty, images, self.policy, endpoint=None, targets=self.targets, authorise=self.authorise,
+            journal=journal, redact=redact,
+        )  # fmt: skip
         return GraphRun(self, session, Growing(empty, images, session.policy), raw, dict(config or {}))
 
     async def audit_reads(self, input: Any, config: Mapping[str, Any] | None = None) -> list[HiddenRead]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import sqlite3
 import subprocess
 import sys
 import time
@@ -25,10 +26,12 @@ from pydantic import BaseModel
 from shapes import REQ, SHAPES, TRIP, Ask, Outbox, Req, changed, loop, nested, pydantic_state, run_virtual, sends, trip
 from typing_extensions import TypedDict
 
+from revise_lab.audit.auditor import audit
 from revise_lab.errors import ReviseLabError, RunBlocked, RunCancelled, RunFailed, WorkflowClosed
 from revise_lab.records import event as ev
 from revise_lab.runtime.adapters import langgraph as adapter
 from revise_lab.runtime.adapters.langgraph import Outgoing, RevisableGraph
+from revise_lab.runtime.journal import Journal
 from revise_lab.runtime.target import MemoryTarget
 
 
@@ -837,6 +840,39 @@ def test_the_application_s_checkpointer_gets_one_clean_history():
         assert steps == [each.metadata["step"] async for each in other.aget_state_history(config)]
 
     run_virtual(main())
+
+
+def test_what_leaves_is_in_the_journal_before_it_does(tmp_path):
+    class Looking(MemoryTarget):
+        def publish(self, key, payload, premises):
+            seen.append([str(each.state) for each in run.journal if isinstance(each, ev.Effected)])
+            with sqlite3.connect(path) as file:
+                stored.append(file.execute("SELECT count(*) FROM entries WHERE body LIKE '%dispatched%'").fetchone()[0])
+            return super().publish(key, payload, premises)
+
+    path, seen, stored, outbox = tmp_path / "trip.journal", [], [], Outbox()
+    effects, targets = {"book": Outgoing(outbox, "book", "world")}, {"world": Looking()}
+
+    async def main():
+        nonlocal run
+        run = RevisableGraph(trip(Ask(), outbox), effects=effects, targets=targets).start(TRIP, journal=path)
+        await asyncio.sleep(0.05)
+        await run.revise("request.city", "Faro")
+        await run.result()
+
+    run = None
+    run_virtual(main())
+    assert (seen[0][-1], stored) == ("dispatched", [1])
+    with Journal(path) as journal:
+        entries = list(journal.entries())
+    assert entries == run.journal
+    assert audit(entries) == []
+    with pytest.raises(ReviseLabError, match="holds a run already"):
+        run_virtual(started(path))
+
+
+async def started(path):
+    RevisableGraph(trip(Ask(), Outbox())).start(TRIP, journal=path)
 
 
 def test_a_failed_node_can_be_revised_away():
