@@ -74,14 +74,14 @@ class Ask:
     def __init__(self, seed=0, scale_s=0.1):
         self.calls, self.random, self.scale_s = [], random.Random(seed), scale_s
         self.asked = []
-        """(task as the adapter names it, answer) of every call; no task in a run by LangGraph itself."""
+        """(attempt, task, answer) of every call; no attempt and no task in a run by LangGraph itself."""
 
     def note(self, node, *parts):
         adapter = sys.modules.get("revise_lab.runtime.adapters.calls")
         attempt = adapter and adapter.ATTEMPT.get()
         answer = f"{node}:{blake2b(repr(parts).encode(), digest_size=4).hexdigest()}"
         self.calls.append(node)
-        self.asked.append((attempt.order.node if attempt else None, answer))
+        self.asked.append((*((attempt.order.attempt, attempt.order.node) if attempt else (None, None)), answer))
         return answer
 
     async def __call__(self, node, *parts):
@@ -541,4 +541,4 @@ async def reference(name, inputs):
     while asked := state.get("__interrupt__"):
         outbox.sent.clear()  # the node runs again from its start, and acts again: what counts is what it does at last
         state = await compiled.ainvoke(Command(resume=answer_to(asked[0].value)), config)
-    return plain(state), outbox.sent, [answer for _, answer in ask.asked]
+    return plain(state), outbox.sent, [answer for *_, answer in ask.asked]

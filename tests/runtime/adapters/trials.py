@@ -36,7 +36,8 @@ class Planned(NamedTuple):
     descendants: frozenset
     suffix: frozenset
     active: frozenset
-    n_asked: int
+    started: frozenset
+    """Attempts that had started; one in a thread may call later, and nobody can stop it."""
 
 
 class Trial(NamedTuple):
@@ -74,7 +75,7 @@ def holds(read, values):
     return repr(look(value, path, str(marker))) == repr(was)
 
 
-def sets(view, values, n_asked):
+def sets(view, values, started):
     active = {name for name, run in view.runs.items() if run.active is not False}
     live = {name: run.attempt or run.current for name, run in view.runs.items()}
     direct = {name for name, each in live.items() if each and not all(holds(read, values) for read in each.reads)}
@@ -84,15 +85,16 @@ def sets(view, values, n_asked):
     below &= active
     first = min((view.runs[name].position for name in below), default=None)
     suffix = {name for name in active if first is not None and view.runs[name].position >= first}
-    return Planned(*map(frozenset, (direct, below, suffix, active)), n_asked)
+    return Planned(*map(frozenset, (direct, below, suffix, active, started)))
 
 
-def watched(policy, ask, planned, values):
+def watched(policy, planned, get_run):
     """Return a policy that, when asked, has every planner plan on the same view and compares what they affect."""
     how = policy_named(policy)
 
     def plan(view):
-        found = sets(view, values(), len(ask.asked))
+        run = get_run()
+        found = sets(view, run.machine.values, [span.attempt for span in run.spans])
         affected = {}
         for name in ("revise_plus", "revise", "suffix", "restart"):
             other = policy_named(name)
@@ -117,7 +119,7 @@ async def revised(name, seed, policy, *, scale_s=0.1, n_max=3):
     draw = random.Random(f"{name} {seed}")
     ask, outbox, planned = Ask(draw.random(), scale_s), Outbox(), []
     effects = {slot: Outgoing(outbox, slot, "world") for slot in ("book", "file")}
-    how = watched(policy, ask, planned, lambda: run.machine.values)
+    how = watched(policy, planned, lambda: run)
     graph = RevisableGraph(build(ask, outbox), how, effects=effects, targets={"world": MemoryTarget()})
     given = copy.deepcopy(inputs)
     handlers = [BaseCallbackHandler()] if draw.random() < 0.5 else []
@@ -177,20 +179,21 @@ def check(trial, outcome):
 def _check_counts(trial, final, what):
     """Say which node calls how often: what LangGraph asks on the final inputs, and no more than the plan has affected."""
     asked = trial.ask.asked
-    assert not final - Counter(answer for _, answer in asked), ("what counts was asked", what)
+    assert not final - Counter(answer for *_, answer in asked), ("what counts was asked", what)
     if len(trial.planned) != 1 or trial.policy == "wait":
         return
     planned = trial.planned[0]
-    before, after = asked[: planned.n_asked], asked[planned.n_asked :]
+    before = [each for each in asked if each[0] in planned.started]
+    after = [each for each in asked if each[0] not in planned.started]
     if trial.policy == "revise_plus":
         if trial.name not in COARSE | LATE:
-            left = final - Counter(answer for _, answer in before)
-            assert Counter(answer for _, answer in after) == left, ("nothing is asked twice", what)
+            left = final - Counter(answer for *_, answer in before)
+            assert Counter(answer for *_, answer in after) == left, ("nothing is asked twice", what)
         return
     affected = {"revise": planned.descendants, "suffix": planned.suffix, "restart": planned.active}[trial.policy]
-    started = {task for task, _ in before}
-    count = Counter(task for task, _ in after)
-    last = {run.name for run in trial.run.machine.runs.values()} & {task for task, _ in asked}
+    started = {task for _, task, _ in before}
+    count = Counter(task for _, task, _ in after)
+    last = {run.name for run in trial.run.machine.runs.values()} & {task for _, task, _ in asked}
     expected = {task for task in last if task in affected or task not in started}
     if trial.name not in LATE | {"retries"}:
         assert count == Counter(expected), what
