@@ -223,6 +223,15 @@ class Acceptance:
             )
         return self._answer.__await__()
 
+    def if_refused(self, then: Callable[[], object]) -> None:
+        """Call ``then`` if the revision is refused, before anybody who waits for the answer goes on."""
+
+        def look(answer: asyncio.Future[RecoveryPlan | None]) -> None:
+            if not answer.cancelled() and answer.exception() is not None:
+                then()
+
+        self._answer.add_done_callback(look)
+
 
 class Run:
     """A workflow in flight: revise it, watch it, wait for its result, ask why.

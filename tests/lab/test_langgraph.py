@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def rows(**params):
-    chosen = experiment.Params(ttft_s=0.004, itl_s=0.001, **params)
+    chosen = experiment.Params(ttft_s=0.004, itl_s=0.005, **params)
     return {row["policy"]: row for row in experiment.cell(chosen, 0, 1)}
 
 
@@ -42,7 +42,7 @@ def test_one_revision_under_each_policy_is_counted_at_the_endpoint():
 
 
 def test_an_endpoint_that_is_not_ours_is_asked_by_its_url_and_counted_from_here():
-    with EmbeddedServer(ttft_s=0.004, itl_s=0.002) as server:
+    with EmbeddedServer(ttft_s=0.004, itl_s=0.005) as server:
         row = rows(revision="volume", policies=("revise",), endpoint=server.url)["revise"]
         log = server.log
     assert row["recomputed"] == "costs join report"

@@ -97,8 +97,8 @@ class Params(BaseModel):
     revision: str = Field(description="which leaf is revised, see EXPECTED")
     policies: tuple[str, ...] = ("wait", "restart", "suffix", "revise", "revise_plus")
     stock: bool = Field(False, description="whether LangGraph's own means are tried as well")
-    ttft_s: float = Field(0.01, gt=0.0, description="time to the first token of the emulated endpoint")
-    itl_s: float = Field(0.002, ge=0.0, description="time between its tokens")
+    ttft_s: float = Field(0.005, gt=0.0, description="time to the first token of the emulated endpoint")
+    itl_s: float = Field(0.004, ge=0.0, description="time between its tokens")
     endpoint: str = Field("emulated", description="emulated, or the URL of an OpenAI-compatible endpoint")
 
 

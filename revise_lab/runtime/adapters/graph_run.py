@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from revise_lab.errors import ReviseLabError, RevisionRefused, RunBlocked, RunCancelled, RunFailed
 from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.selector import Path, parse_path
-from revise_lab.records.value import ABSENT, thaw, walk
+from revise_lab.records.value import ABSENT, Value, thaw, walk
 from revise_lab.records.workflow import Node
 from revise_lab.runtime.driver import AttemptSpan
 from revise_lab.runtime.session import Acceptance, Run, Session
@@ -59,7 +59,9 @@ class GraphRun(Run):
         super().__init__(session, machine, session.new_journal())
         outside = session.outside._replace(journal=self._file)
         self._driver = TaskDriver(machine, None, run_id=self.id, on_change=self._notify, outside=outside)
-        self.graph, self._raw, self._config = graph, raw, config
+        self.graph, self._config = graph, config
+        self._raw = {key: [value] for key, value in raw.items()}
+        """What each input has been given as a whole; the last of it may yet have to wait for its turn."""
         self.scopes: dict[str, Scope] = {}
         self._instrumented = graph.instrumented
         self._saver = self._instrumented and self._instrumented.checkpointer
@@ -137,8 +139,11 @@ class GraphRun(Run):
         self._driver.send(PassEnds(bool(error or self._interrupts())))  # type: ignore[arg-type]
 
     def _input(self) -> dict[str, Any]:
-        values = self.machine.values
-        return {key: copy.deepcopy(restore(values[key], raw)) for key, raw in self._raw.items()}
+        return {key: copy.deepcopy(self._restored(self.machine.values[key], raws)) for key, raws in self._raw.items()}
+
+    @staticmethod
+    def _restored(value: Value, raws: list[Any]) -> Any:
+        return restore(value, next((raw for raw in reversed(raws) if image(raw) == value), raws[-1]))
 
     async def _invoke(self) -> Any:
         config = dict(self._config)
@@ -219,16 +224,20 @@ class GraphRun(Run):
         if isinstance(path, Revision):
             return self._revise(path)
         many = path if isinstance(path, Mapping) else {path: value}
-        changes = []
+        changes, given = [], []
         for each, new in many.items():
             artifact, inner = parse_path(each)
             how = op or ("override" if artifact not in self.machine.inputs and artifact in self.machine.runs else "set")
             if how not in list(Op):
                 raise RevisionRefused(f"{how!r} is no operation - use one of {', '.join(Op)}")
             if not inner and how == "set" and artifact in self._raw:
-                self._raw = {**self._raw, artifact: new}
+                given.append((self._raw[artifact], new))
             changes.append(Change(artifact, Op(how), inner, new if new is ABSENT else image(new), base))
-        return self._revise(Revision(id or self._fresh_id(), tuple(changes)))
+        for raws, new in given:
+            raws.append(new)
+        acceptance = self._revise(Revision(id or self._fresh_id(), tuple(changes)))
+        acceptance.if_refused(lambda: [raws.remove(new) for raws, new in given])
+        return acceptance
 
     def _revise(self, revision: Revision) -> Acceptance:
         with inside(None):  # a node may revise; what the revision sets off, a call to a target say, is not its doing

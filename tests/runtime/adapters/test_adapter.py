@@ -27,7 +27,7 @@ from shapes import REQ, SHAPES, TRIP, Ask, Outbox, Req, changed, loop, nested, p
 from typing_extensions import TypedDict
 
 from revise_lab.audit.auditor import audit
-from revise_lab.errors import ReviseLabError, RunBlocked, RunCancelled, RunFailed, WorkflowClosed
+from revise_lab.errors import ReviseLabError, RunBlocked, RunCancelled, RunFailed, StaleBase, WorkflowClosed
 from revise_lab.records import event as ev
 from revise_lab.runtime.adapters import langgraph as adapter
 from revise_lab.runtime.adapters.langgraph import Outgoing, RevisableGraph
@@ -873,6 +873,25 @@ def test_what_leaves_is_in_the_journal_before_it_does(tmp_path):
 
 async def started(path):
     RevisableGraph(trip(Ask(), Outbox())).start(TRIP, journal=path)
+
+
+def test_a_whole_value_that_was_refused_does_not_reach_a_node():
+    async def main():
+        gate = asyncio.Event()
+
+        async def a(state):
+            await gate.wait()
+            return {"one": state["req"].k}
+
+        run = RevisableGraph(chain(a, schema=Whole, wide=True)).start({"req": Inner()})
+        await asyncio.sleep(0.01)
+        with pytest.raises(StaleBase):
+            await run.revise("req", {"other": 1}, base=7)
+        await run.revise("req.go", "n")
+        gate.set()
+        assert (await run.result()).state["req"] == Inner(go="n")
+
+    run_virtual(main())
 
 
 def test_a_failed_node_can_be_revised_away():

@@ -28,12 +28,7 @@ def test_a_revised_run_ends_where_a_fresh_one_does(name):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_many_revised_runs_end_where_langgraph_does_in_a_fresh_process():
-    names = list(SHAPES)
-    trials = []
-    for seed in range(N_RUNS):
-        round_, at = divmod(seed, len(names))
-        trials.append(run_virtual(revised(names[at], 1000 + seed, POLICIES[round_ % len(POLICIES)])))
-    _compare(trials)
+    _compare(list(SHAPES), range(1000, 1000 + N_RUNS), run_virtual)
 
 
 @pytest.mark.slow
@@ -41,17 +36,23 @@ def test_many_revised_runs_end_where_langgraph_does_in_a_fresh_process():
 def test_real_time_and_real_threads():
     """Sync nodes in threads, answers within milliseconds."""
     names = ["sync", "trip", "nested", "sends", "asks", "tools"]
-    trials = []
-    for seed in range(N_REAL):
-        round_, at = divmod(seed, len(names))
-        trials.append(asyncio.run(revised(names[at], seed, POLICIES[round_ % len(POLICIES)], scale_s=0.004)))
-    _compare(trials)
+    _compare(names, range(N_REAL), asyncio.run, scale_s=0.004)
 
 
-def _compare(trials):
-    outcomes = stock([(trial.name, trial.final) for trial in trials])
-    for trial, outcome in zip(trials, outcomes, strict=True):
-        check(trial, outcome)
-    n_revisions = sum(len(trial.planned) for trial in trials)
-    print(f"{len(trials)} runs, {n_revisions} revisions, all as LangGraph by itself")
-    assert n_revisions >= len(trials) // 2, "most runs must have been revised"
+def _compare(names, seeds, run, **how):
+    """Run each shape under each policy in turn; a process for LangGraph by itself serves some hundred runs."""
+    n_revisions = 0
+    for some in batched(seeds, 250):
+        trials = []
+        for seed in some:
+            round_, at = divmod(seed, len(names))
+            trials.append(run(revised(names[at], seed, POLICIES[round_ % len(POLICIES)], **how)))
+            n_revisions += len(trials[-1].planned)
+        for trial, outcome in zip(trials, stock([(trial.name, trial.final) for trial in trials]), strict=True):
+            check(trial, outcome)
+    print(f"{len(seeds)} runs, {n_revisions} revisions, all as LangGraph by itself")
+    assert n_revisions >= len(seeds) // 2, "most runs must have been revised"
+
+
+def batched(seeds, n):
+    return (seeds[at : at + n] for at in range(0, len(seeds), n))

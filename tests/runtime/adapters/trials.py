@@ -23,7 +23,7 @@ from revise_lab.runtime.adapters.langgraph import Outgoing, RevisableGraph
 from revise_lab.runtime.target import MemoryTarget
 
 POLICIES = ["revise_plus", "revise", "suffix", "restart", "wait"]
-LATE = {"dataclass", "asks"}
+LATE = {"dataclass", "asks", "commands"}
 """Shapes with a node that reads, or is asked, after it has called: one attempt may call in vain whatever is planned."""
 COARSE = {"pydantic", "loop", "nested", "nested_saved", "tools", "react", "retries"}
 """Shapes whose answers do not tell every read: the length of a list, messages that are all read where one counts."""
