@@ -236,7 +236,12 @@ class GraphRun(Run):
         for raws, new in given:
             raws.append(new)
         acceptance = self._revise(Revision(id or self._fresh_id(), tuple(changes)))
-        acceptance.if_refused(lambda: [raws.remove(new) for raws, new in given])
+
+        def forget() -> None:
+            for raws, new in given:
+                raws.remove(new)
+
+        acceptance.if_refused(forget)
         return acceptance
 
     def _revise(self, revision: Revision) -> Acceptance:

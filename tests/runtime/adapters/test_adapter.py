@@ -881,7 +881,7 @@ def test_a_whole_value_that_was_refused_does_not_reach_a_node():
 
         async def a(state):
             await gate.wait()
-            return {"one": state["req"].k}
+            return {"one": state.req.k}
 
         run = RevisableGraph(chain(a, schema=Whole, wide=True)).start({"req": Inner()})
         await asyncio.sleep(0.01)
