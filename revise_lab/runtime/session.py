@@ -145,16 +145,25 @@ class Session:
         ReviseLabError
             No event loop is running, or the journal holds a run already.
         """
-        machine = Machine(self.graph, self.inputs, self.policy)
+        return Run(self, Machine(self.graph, self.inputs, self.policy), self.new_journal())
+
+    def new_journal(self) -> Journal | None:
+        """Open the file in which a new run is kept, where there is to be one.
+
+        Raises
+        ------
+        ReviseLabError
+            It holds a run already.
+        """
         if self.journal is None:
-            return Run(self, machine)
+            return None
         journal = Journal(self.journal, redact=self.redact)
         if journal.length:
             journal.close()
             raise ReviseLabError(
                 f"{self.journal} holds a run already - go on with it by resume(), or name another file"
             )
-        return Run(self, machine, journal)
+        return journal
 
     def resume(self, path: str | Path | None = None) -> Run:
         """Go on with a run whose process has died, from its journal; inputs and revisions come from there.
@@ -213,6 +222,15 @@ class Acceptance:
                 " stop that very body - call run.revise(...) without await; it is delivered behind the current event"
             )
         return self._answer.__await__()
+
+    def if_refused(self, then: Callable[[], object]) -> None:
+        """Call ``then`` if the revision is refused, before anybody who waits for the answer goes on."""
+
+        def look(answer: asyncio.Future[RecoveryPlan | None]) -> None:
+            if not answer.cancelled() and answer.exception() is not None:
+                then()
+
+        self._answer.add_done_callback(look)
 
 
 class Run:
