@@ -23,6 +23,7 @@ def rows(**params):
     return {row["policy"]: row for row in experiment.cell(chosen, 0, 1)}
 
 
+@pytest.mark.slow
 def test_one_revision_under_each_policy_is_counted_at_the_endpoint():
     found = rows(revision="helper_goal", policies=("wait", "suffix", "revise"), stock=True)
     assert list(found) == ["suffix", "revise", "wait", *experiment.STOCK], "the order rotates with the replicate"
@@ -61,6 +62,7 @@ def test_a_tier_that_blocks_and_a_lane_that_flips():
     assert row["correct"]
 
 
+@pytest.mark.slow
 def test_the_values_are_sums_over_the_five_revisions():
     def row(policy, revision, replicate, calls):
         named = {
