@@ -29,6 +29,8 @@ class Sent:
     at: int
     state: str = "dispatched"
     undo_sent: bool = False
+    undo_left: bool = False
+    """A call to undo it has left at some time: it may land at any time after, so that the effect cannot be kept."""
     landed: bool = False
 
 
@@ -154,14 +156,17 @@ class Outbox:
             self._find("undone before it was confirmed", live.key, live.at, live.effect.payload, None)
         if live.undo_sent:
             self._find("undone twice", live.key, live.at, live.effect.payload, None)
-        elif self.switches.get("compensation") == "lazy" and _alike(live.effect, wanted) and self._fresh(node):
+        elif not live.undo_left and self._keeps(live, wanted) and self._fresh(node):
             self._find("wanted effect undone", live.key, live.at, live.effect.payload, live.effect.payload)
         for (other, _), rest in self.slots.items():
             then = rest.live
             open_ = then and then.at > live.at and then.state in ("to_compensate", "compensating") and other != node
             if then and open_ and self._descends(then.attempt, node):
                 self._find("undone out of order", live.key, then.at, live.effect.payload, then.effect.payload)
-        live.state, live.undo_sent = "compensating", True
+        live.state, live.undo_sent, live.undo_left = "compensating", True, True
+
+    def _keeps(self, live: Sent, wanted: Any) -> bool:
+        return self.switches.get("compensation") == "lazy" and _alike(live.effect, wanted)
 
     def closed(self, wanted: Iterable[tuple[str, Any]]) -> None:
         """Hold what is out against everything that a sealed run wants."""

@@ -82,11 +82,14 @@ def schedules(
     while len(seen) < n - n_walks and (found := next(deepest, None)):
         seen.add(hash(found[0]))
         yield found
-    for _ in range(20 * n_walks):
+    n_met_again = 0
+    while n_met_again <= n_walks:
         if len(seen) >= n:
             return
         history, world, _ = _schedule(scenario, how, lambda _, width: rng.randrange(width))
-        if hash(history) not in seen:
+        if hash(history) in seen:
+            n_met_again += 1
+        else:
             seen.add(hash(history))
             yield history, world
     for history, world in deepest:  # where walks keep meeting the same few

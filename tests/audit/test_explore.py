@@ -158,6 +158,36 @@ def test_a_line_of_moves_is_executed_and_what_is_decided_is_not_a_move():
         replay_line(SCENARIOS["late_read"], "finish A", PLUS)
 
 
+@pytest.mark.parametrize("undo", ["vanish A/e; find A/e; compensate A/e", "find A/e; compensate A/e; unland A/e"])
+@pytest.mark.parametrize(
+    ("name", "how", "crash"),
+    [
+        ("undo_and_kill", PAPER, "finish A; kill"),
+        ("undo_and_power", PAPER, "finish A; power; start A; read A r.f; finish A"),
+        ("undo_and_power", policy("revise_plus", release="commit"), "finish A; power; start A; read A r.f; finish A"),
+    ],
+)
+def test_what_an_undo_has_left_for_is_undone_once_more_and_rightly(name, how, crash, undo):
+    """After the crash the target says that the effect is there; the undo of the dead process may land at any time."""
+    line = (
+        "start A; read A r.f; finish A; send A/e; rev r1; start A; read A r.f; finish A; rev r2; start A; read A r.f; "
+        f"land A/e; answer A/e; compensate A/e; {crash}; {undo}; unland A/e; answer A/e; "
+        "send A/e; land A/e:1; answer A/e:1; close"
+    )
+    _, wrong = replay_line(SCENARIOS[name], line, how)
+    assert not wrong
+
+
+def test_walks_that_keep_meeting_the_same_few_are_given_up(monkeypatch):
+    walked = []
+    run = explorer._schedule
+    monkeypatch.setattr(explorer, "_schedule", lambda *args: walked.append(1) or run(*args))
+    most = explore(SCENARIOS["equal_output"], PLUS)["histories"]
+    found = [history for history, _ in schedules(SCENARIOS["equal_output"], PLUS, most, most - 1, Random(0))]
+    assert len(found) == len(set(found)) == most
+    assert len(walked) < 4 * most
+
+
 def test_a_run_that_could_go_on_for_ever_is_found():
     merged = Merged(SCENARIOS["no_op"], PLUS)
     merged.edges = [[(1, ())], [(2, ()), (0, ())], []]
