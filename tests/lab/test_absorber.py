@@ -186,3 +186,14 @@ def test_draws_of_the_grid_are_the_same_over_http():
     rows = streambench.cell(params, seed=1, replicate=0)
     assert [row["same_trace"] for row in rows] == ["yes"] * 6
     assert all(row["n_http_calls"] >= row["n_acts"] + 1 for row in rows)
+
+
+def test_the_published_tables_are_those_of_the_claims():
+    claimed = {row["id"]: row["value"] for row in claims()}
+    for method, pairs in streambench.PUBLISHED_TYPES.items():
+        name = "oracle" if method == "foresight" else method
+        quality, wasted = (claimed[f"S01.{name}.{each}"] for each in ("quality", "wasted"))
+        assert (quality, wasted) == streambench.PUBLISHED_METHODS[method]
+        assert pairs == tuple(
+            (claimed[f"S03.{name}.{kind}.quality"], claimed[f"S03.{name}.{kind}.wasted"]) for kind in streambench.TYPES
+        )
