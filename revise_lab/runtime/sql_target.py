@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
@@ -28,6 +30,8 @@ from revise_lab.runtime.target import (
 _T = TypeVar("_T")
 # Lost against another transaction: serialisation, deadlock, and two that made the same row or table first.
 _LOST_AGAINST_ANOTHER = ("40001", "40P01", "23505", "42P07")
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.1
+"""Bounds of the pause before a transaction that lost is tried again (our choice)."""
 
 
 class SqlTarget:
@@ -50,7 +54,7 @@ class SqlTarget:
         Given the connection, the intent key and the payload: do in the same transaction what the effect means to other
         tables, and undo it. It may be called again if the transaction lost against another one, and is rolled back then.
     max_tries : int
-        Transactions that are tried while they lose against others.
+        Transactions that are tried while they lose against others, with pauses that grow and are left to chance.
 
     Raises
     ------
@@ -73,6 +77,7 @@ class SqlTarget:
         if max_tries < 1:
             raise ConfigError(f"target {name!r}: max_tries is {max_tries} - try at least once")
         self.name, self.max_tries = name, max_tries
+        self._chance = random.Random()
         self._owns_engine = isinstance(database, str)
         self.engine = sql.create_engine(database) if isinstance(database, str) else database
         self._apply, self._undo = apply, undo
@@ -231,6 +236,8 @@ class SqlTarget:
                 code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
                 lost = code in _LOST_AGAINST_ANOTHER
                 if lost and tried < self.max_tries:
+                    # Those that lost together would meet again: who waits how long is left to chance.
+                    time.sleep(self._chance.uniform(0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**tried)))
                     continue
                 busy = self._is_sqlite and "locked" in str(error.orig)
                 certain = lost or busy or isinstance(error, IntegrityError)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +45,11 @@ class Disk(apsw.VFS):
         for name in self.deleted:
             self.images.pop(name, None)
         self.deleted.clear()
+
+    def xSleep(self, microseconds):
+        # The one that is inherited keeps Python's lock while it sleeps, and with it whoever holds the database's.
+        time.sleep(microseconds / 1e6)
+        return microseconds
 
     def connect(self, path):
         """Open a database on this disk; to be handed to a journal."""

@@ -25,6 +25,7 @@ from starlette.routing import Route
 from revise_lab.errors import ConfigError, RefusedCombination
 from revise_lab.records.effect import EffectState, Reversibility
 from revise_lab.records.value import freeze
+from revise_lab.runtime import sql_target as sql_module
 from revise_lab.runtime.http_target import HttpTarget
 from revise_lab.runtime.local_postgres import REMEDY, LocalPostgres, binaries
 from revise_lab.runtime.sql_target import SqlTarget
@@ -345,7 +346,10 @@ def test_a_publication_that_fails_half_way_leaves_nothing(url, sql_target):
     assert (target.value("policy"), happened(target)) == ("half", {("publish", "good"): 1})
 
 
-def test_a_transaction_that_keeps_losing_is_tried_so_often_and_no_more(tmp_path, sql_target):
+def test_a_transaction_that_keeps_losing_is_tried_so_often_and_no_more(tmp_path, sql_target, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(sql_module.time, "sleep", pauses.append)
+
     def lose(target, connection, key):
         tries.append(key)
         if len(tries) <= n_losses:
@@ -364,6 +368,9 @@ def test_a_transaction_that_keeps_losing_is_tried_so_often_and_no_more(tmp_path,
         target.publish("b", {"card": CARD}, {})
     assert len(tries) == 4
     assert happened(target) == {("publish", "a"): 1}
+    # Losers that come back at once lose to each other again; eight of them lost thirty times in a row.
+    assert len(set(pauses)) == len(pauses) == 6
+    assert all(0 < pause <= 2.0**n / 1e3 for pause, n in zip(pauses, [1, 2, 3] * 2, strict=True))
 
 
 def test_a_database_that_cannot_be_used_is_refused_or_unknown(tmp_path, sql_target):
