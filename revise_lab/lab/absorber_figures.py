@@ -30,15 +30,14 @@ def method_style(method: str) -> PolicyStyle:
     return policy_style({"full_restart": "restart"}.get(method, method))
 
 
-def frontier(table: pd.DataFrame, published: Mapping[str, tuple[float, float]] | None = None) -> Figure:
+def frontier(table: pd.DataFrame) -> Figure:
     """Draw quality against wasted acts, one mark a method.
 
     Parameters
     ----------
     table : DataFrame
-        Columns ``method``, ``quality``, ``wasted`` and the ends of both intervals (``quality_low`` and so on).
-    published : mapping, optional
-        Method to (quality, wasted acts) as published, drawn hollow; another agent and another judge.
+        Columns ``method``, ``quality``, ``wasted`` and the ends of both intervals (``quality_low`` and so on). Where there
+        are ``published_quality`` and ``published_wasted`` as well, they are drawn hollow: another agent, another judge.
 
     Returns
     -------
@@ -56,10 +55,9 @@ def frontier(table: pd.DataFrame, published: Mapping[str, tuple[float, float]] |
         mark = {"color": look.colour, "marker": look.marker, "linestyle": "none"}
         ax.errorbar(row["wasted"], row["quality"], xerr=ends[0], yerr=ends[1], capsize=2, elinewidth=0.7, **mark)
         handles.append(Line2D([], [], label=look.label, **mark))
-        if published and row["method"] in published:
-            quality, wasted = published[row["method"]]
-            ax.plot(wasted, quality, markerfacecolor="white", **mark)
-    if published:
+        if "published_quality" in row:
+            ax.plot(row["published_wasted"], row["published_quality"], markerfacecolor="white", **mark)
+    if "published_quality" in table:
         handles.append(
             Line2D([], [], color="#444444", marker="o", markerfacecolor="white", ls="none", label="published")
         )

@@ -36,12 +36,12 @@ def runs(profile, part):
 
 
 def test_the_paper_profile_has_the_published_sizes():
-    assert runs("paper", "ablation") == streambench.PUBLISHED_CORPUS["mock"] == 29_310
+    assert runs("paper", "ablation") == 29_310
     assert runs("paper", "http") == 300
     assert runs("paper", "grid") == len(METHODS) * 5
     per_type = {kind: 3 * 3 * len(streambench.GRID_RATIOS[kind]) for kind in streambench.TYPES}
     assert list(per_type.values()) == [36, 36, 36, 18, 18]
-    assert sum(per_type.values()) * 7 == streambench.PUBLISHED_CORPUS["deepseek"]
+    assert sum(per_type.values()) * 7 == 1_008
 
 
 @pytest.mark.parametrize("profile", ["smoke", "quick", "paper"])
@@ -53,12 +53,10 @@ def test_the_estimate_covers_every_cell_and_the_profile_says_what_it_may_take(pr
 
 def test_the_published_tables_agree_with_each_other_only_under_36_36_36_18_18():
     weights = np.array([36, 36, 36, 18, 18])
-    for method, pairs in streambench.PUBLISHED_TYPES.items():
-        quality = np.array([quality for quality, _ in pairs])
-        assert np.average(quality, weights=weights) == pytest.approx(
-            streambench.PUBLISHED_METHODS[method][0], abs=0.006
-        )
-    assert abs(quality.mean() - streambench.PUBLISHED_METHODS["ignore"][0]) > 0.05, "equal weights do not give it"
+    table = streambench.published().pivot(index="method", columns="kind", values="published_quality")
+    by_type = table[[*streambench.TYPES]].to_numpy()
+    assert np.average(by_type, axis=1, weights=weights) == pytest.approx(table[""].to_numpy(), abs=0.006)
+    assert abs(by_type.mean(axis=1) - table[""]).max() > 0.05, "equal weights do not give it"
 
 
 def test_the_published_corpus_does_not_add_up(frame):
@@ -66,7 +64,7 @@ def test_the_published_corpus_does_not_add_up(frame):
     assert table.loc["sum of the parts", "published"] == 30_842
     assert table.loc["total as stated", "published"] == 30_561
     assert table.loc["erratum: stated - sum", "published"] == -281
-    assert table.loc["deepseek", "ours"] == 7 * 48
+    assert table.loc[streambench.CORPUS["deepseek"], "ours"] == 7 * 48
 
 
 def test_rows_are_what_the_columns_say_and_every_method_meets_the_same_settings(frame):
@@ -144,7 +142,7 @@ def test_the_figures_show_what_is_in_the_tables(frame):
     assert [text.get_text() for text in line.axes[0].texts] == fates["class"].tolist()
     drawn = draw.moment(streambench.ablation(frame), ["absorber", "revise"])
     assert [len(ax.lines) for ax in drawn.axes] == [2, 2, 2]
-    marks = draw.frontier(one, streambench.PUBLISHED_METHODS).axes[0]
+    marks = draw.frontier(streambench.beside_published(one)).axes[0]
     assert {round(float(bar[0].get_ydata()[0]), 6) for bar in marks.containers} == {round(q, 6) for q in one["quality"]}
     beside = streambench.beside_published(three)
     assert beside["published_quality"].notna().sum() == 25
@@ -186,14 +184,3 @@ def test_draws_of_the_grid_are_the_same_over_http():
     rows = streambench.cell(params, seed=1, replicate=0)
     assert [row["same_trace"] for row in rows] == ["yes"] * 6
     assert all(row["n_http_calls"] >= row["n_acts"] + 1 for row in rows)
-
-
-def test_the_published_tables_are_those_of_the_claims():
-    claimed = {row["id"]: row["value"] for row in claims()}
-    for method, pairs in streambench.PUBLISHED_TYPES.items():
-        name = "oracle" if method == "foresight" else method
-        quality, wasted = (claimed[f"S01.{name}.{each}"] for each in ("quality", "wasted"))
-        assert (quality, wasted) == streambench.PUBLISHED_METHODS[method]
-        assert pairs == tuple(
-            (claimed[f"S03.{name}.{kind}.quality"], claimed[f"S03.{name}.{kind}.wasted"]) for kind in streambench.TYPES
-        )

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from revise_lab.lab import stats
 from revise_lab.lab.experiments import Column
+from revise_lab.lab.scorecard import claims
 from revise_lab.runtime.endpoint import connect
 from revise_lab.runtime.reply import MalformedReply
 from revise_lab.workloads.streambench import judges
@@ -42,25 +43,13 @@ ATTENTIONS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 CORE: Final = ("foresight", "absorber", "full_restart", "naive", "ignore")
 """The methods of tables 1 and 3; foresight is published as Oracle."""
 TYPES: Final = tuple(str(each) for each in RevisionType)
-#: Runs as published, by kind; the paper says that they are 30,561.
-PUBLISHED_CORPUS: Final = {"deepseek": 1008, "haiku": 300, "gpt4omini": 224, "mock": 29_310}
-PUBLISHED_TOTAL: Final = 30_561
-#: Table 3 as published: quality and wasted acts by method and type.
-PUBLISHED_TYPES: Final = {
-    "foresight": ((3.94, 0.0), (3.33, 0.0), (3.68, 0.0), (4.94, 0.0), (3.50, 0.0)),
-    "absorber": ((3.60, 0.8), (2.72, 0.7), (2.93, 0.8), (2.94, 0.9), (3.11, 0.9)),
-    "full_restart": ((3.34, 9.7), (2.93, 10.4), (3.08, 10.8), (3.46, 14.1), (3.22, 15.5)),
-    "naive": ((3.63, 0.0), (1.92, 0.0), (2.72, 0.0), (2.80, 0.0), (2.93, 0.0)),
-    "ignore": ((3.19, 0.0), (1.69, 0.0), (1.50, 0.0), (2.06, 0.0), (1.07, 0.0)),
+CORPUS: Final = {
+    "deepseek": "main grid (published: DeepSeek-V3; ours: without a model)",
+    "haiku": "Claude Haiku 4.5",
+    "gpt4omini": "GPT-4o-mini",
+    "mock": "ablation without a model",
 }
-#: Table 1 as published: quality and wasted acts by method.
-PUBLISHED_METHODS: Final = {
-    "foresight": (3.79, 0.00),
-    "absorber": (3.07, 0.78),
-    "full_restart": (3.17, 11.41),
-    "naive": (2.78, 0.00),
-    "ignore": (1.99, 0.00),
-}
+"""The parts of the published corpus, by claim."""
 
 COLUMNS = {
     "scenario": Column("exact", "", "the task", "str"),
@@ -253,19 +242,27 @@ def means(rows: pd.DataFrame, by: Sequence[str] = ("method",), seed: int = 0) ->
     return table.sort_values(list(by), key=lambda column: column.map(order)).reset_index(drop=True)
 
 
+def published() -> pd.DataFrame:
+    """Return tables 1 (``kind`` empty) and 3 as published: quality and wasted acts by method and type."""
+    value = _published()
+    rows = []
+    for method in CORE:
+        name = method.replace("foresight", "oracle")
+        for kind, table in (("", f"S01.{name}"), *((kind, f"S03.{name}.{kind}") for kind in TYPES)):
+            rows.append((method, kind, value[f"{table}.quality"], value[f"{table}.wasted"]))
+    return pd.DataFrame(rows, columns=["method", "kind", "published_quality", "published_wasted"])
+
+
+def _published() -> dict[str, Any]:
+    return {row["id"]: row["value"] for row in claims()}
+
+
 def beside_published(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of means with the published quality and wasted acts beside, empty where there are none."""
-    published = pd.DataFrame(
-        [
-            (method, kind, *pair)
-            for method, pairs in PUBLISHED_TYPES.items()
-            for kind, pair in zip(("", *TYPES), (PUBLISHED_METHODS[method], *pairs), strict=True)
-        ],
-        columns=["method", "kind", "published_quality", "published_wasted"],
-    )
+    beside = published()
     if "kind" in table:
-        return table.merge(published, how="left", on=["method", "kind"])
-    return table.merge(published[published["kind"] == ""].drop(columns="kind"), how="left", on="method")
+        return table.merge(beside, how="left", on=["method", "kind"])
+    return table.merge(beside[beside["kind"] == ""].drop(columns="kind"), how="left", on="method")
 
 
 PAIRS: Final = {
@@ -316,16 +313,18 @@ def ablation(frame: pd.DataFrame) -> pd.DataFrame:
 
 def corpus(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the sizes of the published corpus and ours; the published parts do not add up to the published total."""
-    ours = frame.groupby("part").size()
     core = int(((frame["part"] == "grid") & frame["method"].isin(PUBLISHED)).sum())
-    counted = {"deepseek": core, "mock": int(ours.get("ablation", 0))}
-    rows = [{"runs": name, "published": n, "ours": counted.get(name)} for name, n in PUBLISHED_CORPUS.items()]
+    counted = {"deepseek": core, "mock": int((frame["part"] == "ablation").sum())}
+    value = _published()
+    sizes, stated = {name: value[f"S06.{name}"] for name in CORPUS}, value["S06.stated_total"]
+    total = sum(sizes.values())
+    rows = [(CORPUS[name], size, counted.get(name)) for name, size in sizes.items()]
     rows += [
-        {"runs": "sum of the parts", "published": sum(PUBLISHED_CORPUS.values()), "ours": sum(counted.values())},
-        {"runs": "total as stated", "published": PUBLISHED_TOTAL, "ours": None},
-        {"runs": "erratum: stated - sum", "published": PUBLISHED_TOTAL - sum(PUBLISHED_CORPUS.values()), "ours": None},
+        ("sum of the parts", total, sum(counted.values())),
+        ("total as stated", stated, None),
+        ("erratum: stated - sum", stated - total, None),
     ]
-    return pd.DataFrame(rows).astype({"ours": "Int64"})
+    return pd.DataFrame(rows, columns=["runs", "published", "ours"]).astype({"ours": "Int64"})
 
 
 # --- the case study ---
@@ -414,11 +413,11 @@ def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
         ("restart_waste", restart.n_wasted),
     ):
         add(f"S05.{name}", value, "acts", 1, by=made)
-    sizes = corpus(frame).set_index("runs")["ours"]
+    table = corpus(frame).set_index("runs")
     for name in ("deepseek", "mock"):
-        if sizes[name]:
-            add(f"S06.{name}", int(sizes[name]), "runs", int(sizes[name]))
-    parts = sum(PUBLISHED_CORPUS.values())
+        if n := int(table["ours"][CORPUS[name]]):
+            add(f"S06.{name}", n, "runs", n)
+    parts = int(table["published"]["sum of the parts"])
     add("S06.stated_total", parts, "runs", parts, by="published")  # what its parts add up to, beside what is stated
     for scenario in SCENARIOS.values():
         add(f"S08.{scenario.name}", len(scenario.base_steps), "steps", 1, by=made)
