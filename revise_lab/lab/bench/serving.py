@@ -1,7 +1,7 @@
 """What sweeps over serving runs cost: ``revise-lab bench serving``.
 
 A run is 0.7 x capacity of the operating point, family S12, half of the workflows revised, each compared with the oracle.
-Every run has a fresh process, so that its peak memory is its own.
+Every run has a fresh process, so that its peak memory is its own; what a run took is said on stderr as soon as it ends.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def _pair(n: int, budget_s: float) -> list[Row]:
 
 
 def _growth(sizes: Sequence[int]) -> list[Row]:
-    costs = _run([(size, "revise") for size in sizes], n_processes=1)
+    longest_first = [(size, "revise") for size in reversed(sizes)]
+    costs = _run(longest_first, n_processes=2)[::-1]
     rows = [_row(f"{cost.n:,} workflows", [cost.cpu_s], "CPU s", None, f"{cost.wall_s:.1f} s wall") for cost in costs]
     slope = float(np.polyfit(np.log10(sizes), np.log10([cost.cpu_s for cost in costs]), 1)[0])
     met = slope <= BUDGET_EXPONENT
@@ -92,7 +93,10 @@ def _memory(case: str, costs: Sequence[Cost]) -> Row:
 
 def _run(runs: Sequence[tuple[int, str]], n_processes: int) -> list[Cost]:
     with ProcessPoolExecutor(n_processes, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        costs = list(pool.map(_cost, *zip(*runs, strict=True)))
+        costs = []
+        for (_, policy), cost in zip(runs, pool.map(_cost, *zip(*runs, strict=True)), strict=True):
+            print(f"{cost.n:,} workflows, {policy}: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} of them CPU", file=sys.stderr)
+            costs.append(cost)
     for cost in costs:
         if cost.n_correct != cost.n:
             raise ResultsError(f"{cost.n - cost.n_correct} of {cost.n} workflows differ from the oracle")

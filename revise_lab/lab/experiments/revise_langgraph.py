@@ -98,7 +98,7 @@ class Params(BaseModel):
     policies: tuple[str, ...] = ("wait", "restart", "suffix", "revise", "revise_plus")
     stock: bool = Field(False, description="whether LangGraph's own means are tried as well")
     ttft_s: float = Field(0.005, gt=0.0, description="time to the first token of the emulated endpoint")
-    itl_s: float = Field(0.004, ge=0.0, description="time between its tokens")
+    itl_s: float = Field(0.008, ge=0.0, description="time between its tokens")
     endpoint: str = Field("emulated", description="emulated, or the URL of an OpenAI-compatible endpoint")
 
 
