@@ -27,17 +27,22 @@ GRAPH, INPUTS = S12.workflow(60).graph(), S12.inputs()
 
 @pytest.mark.parametrize(("rate", "throughput", "mean_s"), [(20, 19.26, 8.68), (26, 24.68, 12.51)])
 def test_an_open_loop_meets_an_independent_simulator(rate, throughput, mean_s, capsys):
-    n = 3000
-    at = np.cumsum(np.random.default_rng(rate).exponential(1 / rate, n))
-    at *= n / rate / at[-1]
-    events = play(Cluster(H100, 4), [(float(t), Request(i, 1625, 340)) for i, t in enumerate(at)])
-    ends = [event for event in events if event.is_end]
-    ours = n / max(event.at_s for event in ends)
-    latency = float(np.mean([event.at_s - event.served.submitted_s for event in ends]))
+    """Theirs is one draw of the arrivals and we do not have it, so ours is the mean of many; a draw alone says less."""
+    n, n_draws = 3000, 20
+    ours, latency = [], []
+    for draw in range(n_draws):
+        at = np.cumsum(np.random.default_rng([rate, draw]).exponential(1 / rate, n))
+        events = play(Cluster(H100, 4), [(float(t), Request(i, 1625, 340)) for i, t in enumerate(at)])
+        ends = [event for event in events if event.is_end]
+        ours.append(n / max(event.at_s for event in ends))
+        latency.append(np.mean([event.at_s - event.served.submitted_s for event in ends]))
     with capsys.disabled():
-        print(f"\n{rate}/s: {ours:.2f} req/s ({throughput}), mean {latency:.2f} s ({mean_s})", end="")
-    assert ours == pytest.approx(throughput, rel=0.03)
-    assert latency == pytest.approx(mean_s, rel=0.06)
+        for what, found, theirs in (("requests/s", ours, throughput), ("s, mean latency", latency, mean_s)):
+            off = 100 * (np.mean(found) / theirs - 1)
+            print(f"\n{rate}/s: {np.mean(found):.2f} {what} (sd {np.std(found):.2f}; {theirs}, {off:+.1f} %)", end="")
+    assert np.mean(ours) == pytest.approx(throughput, rel=0.03)
+    assert np.mean(latency) == pytest.approx(mean_s, rel=0.03)
+    assert min(latency) < mean_s < max(latency)
 
 
 def test_a_closed_loop_meets_an_independent_simulator():
