@@ -254,6 +254,10 @@ class Execution:
                 raise WorkflowError(
                     f"node {self.node.name!r} has a branch, so it must return a mapping, not {output!r}"
                 )
+            if LANE in output:  # made again (R7), the decision could not be told from what the body meant by it
+                raise WorkflowError(
+                    f"node {self.node.name!r} has a branch, whose decision goes under {LANE!r} - return another key"
+                )
             with self.recorder.control():
                 decision = _call(self.node.branch, self.state, thaw(output))
             output = freeze({**output, LANE: lanes(decision)})

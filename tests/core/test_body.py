@@ -154,6 +154,13 @@ def test_a_branch_needs_a_mapping_to_write_its_lane_in():
     assert "has a branch, so it must return a mapping, not 5" in executed(flow, "n")[0].error
 
 
+def test_a_body_cannot_write_where_its_branch_decides():
+    """Made again without its body, the decision would be made on another output than the first time."""
+    flow = flow_of(lambda state: {"lane": "fast"})
+    flow.branch(of="n")(lambda state, output: output.get("lane", "fast"))
+    assert "goes under 'lane' - return another key" in executed(flow, "n")[0].error
+
+
 def test_a_router_only_decides():
     flow = Workflow("routed")
     flow.node(name="a")(lambda: {})
