@@ -61,13 +61,15 @@ class Growing(Machine):
 
     exhausted = False
     """Whether the framework has nothing left to schedule."""
+    gave_up = False
+    """Whether it has nothing left because of an error of its own, or a question: that is no end to be sealed."""
 
     def handle(self, event: Any) -> list[ev.Instruction]:
         """Handle an event of the machine, or one of the framework's."""
         if isinstance(event, Arrive):
             return self._outside(lambda: self._arrive(event))
         if isinstance(event, PassBegins):
-            self.exhausted, self._seen = False, set[str]()
+            self.exhausted, self.gave_up, self._seen = False, False, set[str]()
             for kept in (self._origins, self._at_start, self.keys_read):
                 for gone in [each for each in kept if each not in self.attempts]:
                     del kept[gone]
@@ -161,7 +163,12 @@ class Growing(Machine):
             for run in [each for each in self.runs.values() if each.name not in self._seen]:
                 self._remove("", run)
                 self._triggers.pop(run.name, None)
-        self.exhausted = True
+        self.exhausted, self.gave_up = True, event.failed
+
+    @property
+    def closable(self) -> bool:
+        """Whether the run may be sealed."""
+        return not self.gave_up and super().closable
 
     @property
     def quiet(self) -> bool:

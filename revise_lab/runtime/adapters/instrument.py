@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cached_property
 from typing import Any, Protocol
 
 from langchain_core.runnables import Runnable
@@ -81,6 +81,11 @@ class _Node(_Wrapped):
         super().__init__(name, inner)
         self.n_sources = n_sources
 
+    @cached_property
+    def mode(self) -> str:
+        """How the node can be run; found out at its first task, when what its module defines is there."""
+        return _mode(self.inner)
+
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         scope, ref, triggers = self._level(config)
         placed = scope.place(self.node, ref, triggers)
@@ -89,7 +94,7 @@ class _Node(_Wrapped):
             call=lambda state: self.inner.ainvoke(state, config, **kwargs),
             state=input,
             lanes=lambda raw: _lanes(_gotos(raw), placed.name, scope.prefix) or None,
-            mode=_mode(self.inner),
+            mode=self.mode,
             is_state=ref.path[0] != "__pregel_push",
             alone=len(placed.parents) >= self.n_sources,
         )
@@ -173,7 +178,6 @@ def _lanes(destinations: list[Any], source: str, prefix: str) -> dict[str, Any]:
     return lanes | dict(zip(member_names(sends, source, prefix), (send.arg for send in sends), strict=True))
 
 
-@lru_cache(maxsize=1024)
 def _mode(bound: Any) -> str:
     """Say how a node can be run: on views, on a copy, or only so that its reads go unseen, and then why."""
     if type(bound).__name__ == "ToolNode" or not isinstance(bound, RunnableCallable):

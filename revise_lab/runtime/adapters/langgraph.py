@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, TypedDict
 
 from revise_lab.core.plan import Policy
-from revise_lab.errors import ReviseLabError
+from revise_lab.errors import ConfigError, RefusedCombination, ReviseLabError
 from revise_lab.policies import policy as policy_named
 from revise_lab.records.workflow import Graph
 from revise_lab.runtime.audit_reads import HiddenRead
@@ -54,6 +54,11 @@ class RevisableGraph:
         See :class:`revise_lab.Session`.
     **switches : str
         Switches of the policy, when it is given by name.
+
+    Raises
+    ------
+    RefusedCombination
+        The graph was compiled to stop before or after a node: a run would be sealed there, half done.
     """
 
     def __init__(
@@ -66,6 +71,12 @@ class RevisableGraph:
         authorise: Authorise | None = None,
         **switches: Any,
     ) -> None:
+        for option in ("interrupt_before", "interrupt_after"):
+            if getattr(compiled, f"{option}_nodes", ()):
+                raise RefusedCombination(
+                    f"a graph that was compiled with {option} ends there, and its run would be sealed half done - compile it"
+                    " without, and call interrupt() in the node where a person is to be asked"
+                )
         how = policy_named(policy, **switches) if isinstance(policy, str) else policy
         self.instrumented: Any = None
         """The graph whose tasks are settled by runs; none if LangGraph cannot be taken apart."""
@@ -109,8 +120,20 @@ class RevisableGraph:
             A run over a graph cannot be resumed from it, for the values of the framework are not in it.
         redact : callable, optional
             See :class:`revise_lab.runtime.journal.Journal`.
+
+        Raises
+        ------
+        ConfigError
+            The graph has a checkpointer, and the config names no thread for it.
         """
         raw = _as_mapping(input)
+        config = dict(config or {})
+        has_saver = not isinstance(self.compiled.checkpointer, bool | None)
+        if has_saver and "thread_id" not in config.get("configurable", {}):
+            raise ConfigError(
+                "the graph has a checkpointer, so its run needs a thread -"
+                " start(input, {'configurable': {'thread_id': 'some name'}})"
+            )
         images = {key: image(value) for key, value in raw.items()}
         name = self.compiled.get_name() or "graph"
         empty = Graph(name, {}, (), {}, {})
@@ -118,7 +141,7 @@ class RevisableGraph:
             empty, images, self.policy, endpoint=None, targets=self.targets, authorise=self.authorise,
             journal=journal, redact=redact,
         )  # fmt: skip
-        return GraphRun(self, session, Growing(empty, images, session.policy), raw, dict(config or {}))
+        return GraphRun(self, session, Growing(empty, images, session.policy), raw, config)
 
     async def audit_reads(self, input: Any, config: Mapping[str, Any] | None = None) -> list[HiddenRead]:
         """Run the graph, change what its nodes did not read, and return those whose output moves all the same.

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from revise_lab.core.recorder import Recorder
+from revise_lab.core.table import Attempt
 from revise_lab.errors import ReadOnlyState, ReviseLabError, UntrackableRead
 from revise_lab.records import event as ev
-from revise_lab.records.attempt import Coverage
+from revise_lab.records.attempt import AttemptState, Coverage
 from revise_lab.records.effect import Effect
 from revise_lab.records.selector import Marker, Path, Read
 from revise_lab.records.value import ABSENT, Value, freeze, walk
@@ -255,13 +256,14 @@ class TaskDriver(Driver):
         self.schedule(Arrive(name, node, *placement[1:5], job.alone, origins if job.is_state else ()))
         self._wake()
         mine: TaskExecution | None = None
+        last: Attempt | None = None
         while True:
             run = self.machine.runs[name]
             if run.settled and run.current is not None and run.attempt is None:
                 return self._counts(name, run.current.id)
             if run.attempt is not None:
-                mine = self.executions.get(run.attempt.id)
-            elif mine is not None and mine.error is not None and mine.order.attempt not in self.machine.attempts:
+                last, mine = run.attempt, self.executions.get(run.attempt.id)
+            elif last is not None and last.state is AttemptState.FAILED and mine is not None and mine.error is not None:
                 raise mine.error
             elif name in self.machine.ready() and self.machine.state == "open":
                 self._handle(ev.Start(name))

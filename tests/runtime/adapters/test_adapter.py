@@ -19,7 +19,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import interrupt
 from pydantic import BaseModel
@@ -27,7 +27,16 @@ from shapes import REQ, SHAPES, TRIP, Ask, Outbox, Req, changed, loop, nested, p
 from typing_extensions import TypedDict
 
 from revise_lab.audit.auditor import audit
-from revise_lab.errors import ReviseLabError, RunBlocked, RunCancelled, RunFailed, StaleBase, WorkflowClosed
+from revise_lab.errors import (
+    ConfigError,
+    RefusedCombination,
+    ReviseLabError,
+    RunBlocked,
+    RunCancelled,
+    RunFailed,
+    StaleBase,
+    WorkflowClosed,
+)
 from revise_lab.records import event as ev
 from revise_lab.runtime.adapters import langgraph as adapter
 from revise_lab.runtime.adapters.langgraph import Outgoing, RevisableGraph
@@ -908,6 +917,96 @@ def test_a_failed_node_can_be_revised_away():
         return (await run.result()).state["a"]
 
     assert run_virtual(main()) == "fine"
+
+
+def test_an_error_that_came_of_what_was_replaced_is_nobody_s():
+    """The node fails on what it had read before the revision reached it; its error is as stale as an output would be."""
+
+    async def main():
+        async def fails(state):
+            await asyncio.sleep(1)
+            if state["req"]["k"] == 1:
+                raise ValueError("no k=1")
+            return {"a": f"fine with {state['req']['k']}"}
+
+        run = RevisableGraph(chain(fails)).start({"req": {"k": 1}})
+        await asyncio.sleep(0.5)
+        await run.revise("req.k", 2)
+        assert (await run.result()).state["a"] == "fine with 2"
+        return counted(run, "fails")
+
+    assert run_virtual(main()) <= 2
+
+
+@pytest.mark.parametrize("error", ["InvalidUpdateError", "GraphRecursionError"])
+def test_an_error_of_the_graph_itself_seals_nothing_and_can_be_revised_away(error):
+    """All nodes are done, and LangGraph refuses what they have written, or to go on."""
+
+    async def main():
+        outbox, target = Outbox(), MemoryTarget()
+
+        async def mail(state):
+            await outbox.book("x")
+            return {"a": "sent"}
+
+        async def other(state):
+            return {"a" if state["req"]["k"] == 1 and error == "InvalidUpdateError" else "b": "other"}
+
+        graph = StateGraph(State)
+        for node in (mail, other):
+            graph.add_node(node)
+            graph.add_edge(START, node.__name__)
+        graph.add_conditional_edges("other", lambda s: "other" if s["req"]["k"] == 1 else END, ["other", END])
+        effects = {"mail": Outgoing(outbox, "book", "bank")}
+        run = RevisableGraph(graph.compile(), effects=effects, targets={"bank": target}).start(
+            {"req": {"k": 1}}, {"recursion_limit": 5}
+        )
+        with pytest.raises(
+            RunFailed, match="Recursion limit" if error == "GraphRecursionError" else "Can receive only one"
+        ):
+            await run.result()
+        assert (run.machine.state, target.happened) == ("open", []), "nothing leaves before the close, and this is none"
+        await run.revise("req.k", 2)
+        return (await run.result()).state, len(target.happened)
+
+    state, n_sent = run_virtual(main())
+    assert (state["a"], state["b"], n_sent) == ("sent", "other", 1)
+
+
+def test_any_runnable_is_a_node():
+    """Some cannot be hashed."""
+    from langchain_core.runnables import RunnableLambda
+
+    async def half(state):
+        return state["req"]["k"] / 2
+
+    async def named(number):
+        return {"a": f"half is {number}"}
+
+    async def main():
+        graph = StateGraph(State)
+        graph.add_node("half", RunnableLambda(half) | RunnableLambda(named))
+        graph.add_edge(START, "half")
+        run = RevisableGraph(graph.compile()).start({"req": {"k": 4}})
+        await run.revise("req.k", 8)
+        return (await run.result()).state["a"]
+
+    assert run_virtual(main()) == "half is 4.0"
+
+
+def test_what_could_only_end_half_done_is_refused_at_once():
+    async def one(state):
+        return {"a": "one"}
+
+    graph = StateGraph(State)
+    graph.add_node(one)
+    graph.add_edge(START, "one")
+    for option in ("interrupt_before", "interrupt_after"):
+        compiled = graph.compile(checkpointer=InMemorySaver(), **{option: ["one"]})
+        with pytest.raises(RefusedCombination, match=f"with {option} ends there.* call interrupt"):
+            RevisableGraph(compiled)
+    with pytest.raises(ConfigError, match="needs a thread - start"):
+        RevisableGraph(graph.compile(checkpointer=InMemorySaver())).start({"req": {"k": 1}})
 
 
 def test_changed_internals_mean_a_full_restart_and_a_warning(monkeypatch):
