@@ -24,6 +24,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.managed import RemainingSteps
 from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
 from langgraph.types import Command, RetryPolicy, Send, interrupt
 from pydantic import BaseModel
@@ -467,6 +468,58 @@ def brief(ask, outbox):
     return supplier.build_brief(lambda prompt: ask(prompt.split()[0], prompt))
 
 
+class Odd(TypedDict, total=False):
+    req: dict
+    marks: Annotated[dict, operator.or_]
+    log: Annotated[list, operator.add]
+    left: RemainingSteps
+
+
+class Secret(TypedDict):
+    secret: str
+
+
+def odd(ask, outbox):
+    """A key that only one node knows of, merged mappings, steps that are left, a send of a send, a late join."""
+
+    async def lead(state):
+        return {"secret": await ask("lead", state["req"]["k"])}
+
+    async def knows(state: Secret):
+        return {"marks": {"knows": await ask("knows", state["secret"])}}
+
+    async def side(state):
+        return {"marks": {"side": await ask("side", state["req"]["go"])}, "log": ["side"]}
+
+    async def opens(state):
+        leaves = [Send("leaf", {"i": i, "style": state["req"]["style"]}) for i in range(state["req"]["n"])]
+        return Command(update={"marks": {"left": state["left"]}}, goto=leaves)
+
+    async def leaf(item):
+        said = await ask("leaf", item["i"], item["style"])
+        return Command(update={"log": [said]}, goto=[Send("twig", {"of": item["i"], "said": said})])
+
+    async def twig(item):
+        return {"marks": {f"twig {item['of']}": await ask("twig", item["said"])}}
+
+    async def late(state):
+        return {"log": [await ask("late", sorted(state["marks"].items()), len(state["log"]))]}
+
+    graph = StateGraph(Odd)
+    graph.add_node(lead)
+    graph.add_node("knows", knows, input_schema=Secret)
+    graph.add_node(side)
+    graph.add_node("opens", opens, destinations=("leaf",))
+    graph.add_node("leaf", leaf, destinations=("twig",))
+    graph.add_node(twig)
+    graph.add_node("late", late, defer=True)
+    for before, name in (("lead", "knows"), ("knows", "late"), ("side", "late"), ("twig", "late")):
+        graph.add_edge(before, name)
+    for name in ("lead", "side", "opens"):
+        graph.add_edge(START, name)
+    return graph.compile()
+
+
 REQ = {"req": {"n": 3, "style": "x", "k": 1, "go": "left", "limit": 3}}
 REQ_CHANGES = [("req.k", 7), ("req.go", "right"), ("req.go", "left"), ("req.k", 1), ("req.limit", 4), ("req.limit", 2)]
 SHAPES = {
@@ -482,6 +535,7 @@ SHAPES = {
     "retries": (retries, REQ, REQ_CHANGES),
     "sync": (sync_nodes, REQ, REQ_CHANGES),
     "asks": (asks, REQ, REQ_CHANGES),
+    "odd": (odd, REQ, [*REQ_CHANGES, ("req.style", "y"), ("req.n", 2), ("req.n", 4)]),
     "tools": (
         tools,
         {**REQ, "messages": [HumanMessage("hi", id="h")]},
