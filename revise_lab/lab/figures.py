@@ -223,18 +223,17 @@ def save_figure(
             figure.savefig(buffer, format=kind, dpi=300, metadata=_NO_STAMP[kind])
             paths.append(write_atomic(folder / f"{name}.{kind}", buffer.getvalue()))
             files[paths[-1].name] = hashlib.blake2b(buffer.getvalue(), digest_size=16).hexdigest()
-    git = environment()["git"] or {}
-    commit, dirty = git.get("commit"), git.get("dirty")
+    git = environment()["git"] or {"commit": None, "dirty": None}
     sidecar = {
         "schema": 1,
         "figure": name,
         "claim": claim,
         "source": source,
-        "caption": _caption(caption, interval, source, dirty=dirty),
+        "caption": _caption(caption, interval, source, dirty=git["dirty"]),
         "data_hash": None if data is None else data_hash(data),
         "config_hash": config_hash,
-        "commit": commit,
-        "dirty": dirty,
+        "commit": git["commit"],
+        "dirty": git["dirty"],
         "width_in": width_in,
         "height_in": round(float(figure.get_size_inches()[1]), 4),
         "files": files,
@@ -265,7 +264,7 @@ def bars(ax: Axes, x: Any, y: Any, *, x_ends: Any = None, y_ends: Any = None, **
     x, y : number or array
         The points.
     x_ends, y_ends : pair of number or array, optional
-        Lower and upper ends. An end that is not finite is not drawn.
+        Lower and upper ends. A bar with an end that is not finite is not drawn.
     **look : Any
         Passed to ``Axes.errorbar``.
     """
@@ -517,8 +516,8 @@ def _say_source(figure: Figure, source: str) -> None:
 def _caption(caption: str, interval: Any, source: str, *, dirty: bool | None) -> str:
     parts = [caption.strip()] if caption.strip() else []
     if interval is not None:
-        get = interval.get if isinstance(interval, Mapping) else lambda key: getattr(interval, key, None)
-        parts.append(f"Intervals: {get('kind')}, n = {get('n')}, resampled by {get('unit')}.")
+        said = interval if isinstance(interval, Mapping) else interval.as_dict()
+        parts.append(f"Intervals: {said.get('kind')}, n = {said.get('n')}, resampled by {said.get('unit')}.")
     parts.append(f"Values: {source}.")
     if dirty:
         parts.append("Drawn from a working tree with uncommitted changes.")

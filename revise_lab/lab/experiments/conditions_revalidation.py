@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter as Counts
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -93,11 +92,12 @@ def cell(params: Params, seed: int, replicate: int) -> list[dict[str, Any]]:
     if params.part == "history":
         with tempfile.TemporaryDirectory() as folder:
             return [_history(params, Path(folder))]
-    return [
-        _blank(way) | {"size": size, "n_cases": len(taken), **_percentiles(taken)}
-        for way, samples in bench.growth(params.sizes, params.n).items()
-        for size, taken in zip(params.sizes, samples, strict=True)
-    ]
+    rows = []
+    for way, samples in bench.growth(params.sizes, params.n).items():
+        for size, taken in zip(params.sizes, samples, strict=True):
+            p50_us, p95_us = np.percentile(taken, (50, 95)).tolist()
+            rows.append(_blank(way) | {"size": size, "n_cases": len(taken), "p50_us": p50_us, "p95_us": p95_us})
+    return rows
 
 
 def _executions(params: Params, rng: np.random.Generator) -> list[dict[str, Any]]:
@@ -175,11 +175,6 @@ def _row(what: str, found: list[Execution], *, between: bool = False) -> dict[st
     }
 
 
-def _percentiles(samples: Iterable[float]) -> dict[str, float]:
-    p50, p95 = np.percentile(list(samples), (50, 95))
-    return {"p50_us": float(p50), "p95_us": float(p95)}
-
-
 def estimate(params: Params) -> dict[str, float]:
     """Return what a cell costs; measured on two cores of a laptop-class machine, for ``--dry-run`` only."""
     one_s = {"refund": 0.01, "executions": 0.02, "omission": 1e-3, "durable": 2e-3, "history": 0.1, "growth": 0.01}
@@ -190,9 +185,8 @@ def outcomes(frame: pd.DataFrame) -> pd.DataFrame:
     """Return, for each way of checking, the mix of verdicts, what went wrong and the conditions evaluated for one action."""
     part = frame[frame["part"] == "executions"]
     counts = [name for name in part.columns if name.startswith("n_")]
-    table = part.groupby("how", sort=False)[counts].sum().reset_index()
-    rank = {how: at for at, how in enumerate(HOW)}
-    table = table.sort_values("how", key=lambda column: column.map(rank), ignore_index=True)
+    table = part.groupby("how")[counts].sum()
+    table = table.reindex([how for how in HOW if how in table.index]).reset_index()
     return table.assign(evaluated_each=table["n_evaluated"] / table["n_cases"])
 
 

@@ -8,14 +8,13 @@ How long calls are is a free choice: ``lengths`` varies it, and no choice is tun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from revise_lab.lab import serving_cells
-from revise_lab.lab.experiments.revise_serving import incorrect, saved
-from revise_lab.lab.rows import grouped, value_row
+from revise_lab.lab.experiments.revise_serving import beside_suffix, incorrect, saved
+from revise_lab.lab.rows import value_row
 from revise_lab.lab.serving_cells import fixed
 
 if TYPE_CHECKING:
@@ -72,20 +71,13 @@ def estimate(params: Params) -> dict[str, float]:
     return {"wall_s": 0.004 * params.n_workflows}
 
 
+SETTING = ["family", "lengths", "revised_share"]
 MEASURES = {"tokens": "completion_after_tokens", "wall": "wall_after_s"}
-
-
-def _runs(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Yield, for each setting and policy other than suffix, the rows of it and of suffix."""
-    for named, part in grouped(frame, ["family", "lengths", "revised_share"]):
-        policies = set(part["policy"])
-        for policy in sorted(policies - {"suffix"}) if "suffix" in policies else ():
-            yield named | {"policy": policy}, part[part["policy"].isin([policy, "suffix"])]
 
 
 def savings(frame: pd.DataFrame) -> pd.DataFrame:
     """Return what each policy saves against suffix per revised workflow, in percent, a row for each setting."""
-    runs = _runs(frame[frame["revised_share"] > 0])
+    runs = beside_suffix(frame[frame["revised_share"] > 0], SETTING)
     return serving_cells.table([named | saved(part, named["policy"], MEASURES) for named, part in runs])
 
 
@@ -94,7 +86,7 @@ def model_time(frame: pd.DataFrame) -> pd.DataFrame:
     from revise_lab.lab import stats
 
     rows = []
-    for named, part in _runs(frame):
+    for named, part in beside_suffix(frame, SETTING):
         keys = ["replicate", "workflow"]
         sides = [part[part["policy"] == one].set_index(keys)["wall_s"] for one in (named["policy"], "suffix")]
         found = stats.ratio(*(side.sort_index() for side in sides), n_resamples=1000, over="workflows")

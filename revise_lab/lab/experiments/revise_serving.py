@@ -107,12 +107,18 @@ class Setting(NamedTuple):
 
 def settings(frame: pd.DataFrame) -> Iterator[tuple[Setting, list[float]]]:
     """Yield every setting that ran beside suffix, with the loads at which both did."""
-    for (family, abort), part in frame.groupby(["family", "abort"]):
-        loads = {policy: set(of["load"]) for policy, of in part.groupby("policy")}
-        for policy in sorted(set(loads) - {"suffix"}):
-            shared = sorted(loads[policy] & loads.get("suffix", set()))
-            if shared:
-                yield Setting(family, abort, policy), shared
+    for named, part in beside_suffix(frame, ["family", "abort"]):
+        loads = set.intersection(*(set(of["load"]) for _, of in part.groupby("policy")))
+        if loads:
+            yield Setting(**named), sorted(loads)
+
+
+def beside_suffix(frame: pd.DataFrame, keys: list[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """Yield every setting and policy that ran where suffix did, by name, with the rows of both."""
+    for named, part in grouped(frame, keys):
+        policies = set(part["policy"])
+        for policy in sorted(policies - {"suffix"}) if "suffix" in policies else ():
+            yield named | {"policy": policy}, part[part["policy"].isin([policy, "suffix"])]
 
 
 def latencies(frame: pd.DataFrame, setting: Setting, load: float, policy: str) -> np.ndarray:
@@ -177,8 +183,7 @@ class Changes(NamedTuple):
 
     def at(self, load: float) -> stats.Interval:
         """Return the change at a load."""
-        index = self.loads.index(load)
-        return self._interval(float(_change(self.ours, self.theirs)[index]), self.drawn[:, index])
+        return self.pooled((load,))
 
     def pooled(self, loads: tuple[float, ...] = PRESSURE) -> stats.Interval:
         """Return the mean change over loads: the published pooled changes are the means of the others."""
