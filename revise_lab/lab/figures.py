@@ -525,13 +525,12 @@ def _caption(caption: str, interval: Any, source: str, *, dirty: bool | None) ->
 
 
 def _width_in(width: str | float) -> float:
-    if isinstance(width, str):
-        if width not in WIDTHS_IN:
-            raise ConfigError(f"width {width!r} is not one of {', '.join(WIDTHS_IN)} (or a number of inches)")
-        return WIDTHS_IN[width]
-    if not 0.5 <= width <= 40:
+    width_in = WIDTHS_IN.get(width) if isinstance(width, str) else float(width)
+    if width_in is None:
+        raise ConfigError(f"width {width!r} is not one of {', '.join(WIDTHS_IN)} (or a number of inches)")
+    if not 0.5 <= width_in <= 40:
         raise ConfigError(f"width {width!r} in is not between 0.5 and 40 inches")
-    return float(width)
+    return width_in
 
 
 def _need(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None:

@@ -23,6 +23,16 @@ def grouped(
         yield dict(zip(keys, key, strict=True)), part
 
 
+def beside(
+    frame: pd.DataFrame, keys: Sequence[str], against: str = "suffix"
+) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """Yield every setting and policy that ran where another one did, by name, with the rows of both."""
+    for named, part in grouped(frame, keys):
+        policies = set(part["policy"])
+        for policy in sorted(policies - {against}) if against in policies else ():
+            yield named | {"policy": policy}, part[part["policy"].isin([policy, against])]
+
+
 def columns(name: str, found: stats.Interval) -> dict[str, float]:
     """Return an interval as three columns: ``name``, ``name_low`` and ``name_high``."""
     return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}

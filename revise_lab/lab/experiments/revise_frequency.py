@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from revise_lab.lab import serving_cells
-from revise_lab.lab.experiments.revise_serving import beside_suffix, incorrect, saved
-from revise_lab.lab.rows import value_row
+from revise_lab.lab.experiments.revise_serving import incorrect, saved
+from revise_lab.lab.rows import beside, value_row
 from revise_lab.lab.serving_cells import fixed
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ MEASURES = {"tokens": "completion_after_tokens", "wall": "wall_after_s"}
 
 def savings(frame: pd.DataFrame) -> pd.DataFrame:
     """Return what each policy saves against suffix per revised workflow, in percent, a row for each setting."""
-    runs = beside_suffix(frame[frame["revised_share"] > 0], SETTING)
+    runs = beside(frame[frame["revised_share"] > 0], SETTING)
     return serving_cells.table([named | saved(part, named["policy"], MEASURES) for named, part in runs])
 
 
@@ -86,7 +86,7 @@ def model_time(frame: pd.DataFrame) -> pd.DataFrame:
     from revise_lab.lab import stats
 
     rows = []
-    for named, part in beside_suffix(frame, SETTING):
+    for named, part in beside(frame, SETTING):
         keys = ["replicate", "workflow"]
         sides = [part[part["policy"] == one].set_index(keys)["wall_s"] for one in (named["policy"], "suffix")]
         found = stats.ratio(*(side.sort_index() for side in sides), n_resamples=1000, over="workflows")

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from revise_lab.lab import stats
 from revise_lab.lab.experiments import Column
-from revise_lab.lab.rows import grouped, value_row
+from revise_lab.lab.rows import beside, value_row
 from revise_lab.runtime.endpoint import ModelRequest, OpenAIModel, connect
 from revise_lab.workloads.supplier.native import EXTRA_REVISIONS, REVISIONS
 
@@ -354,17 +354,15 @@ MEASURES: Final = {
 def by_revision(frame: pd.DataFrame) -> pd.DataFrame:
     """Return Table 6: what each revision saves against suffix, in percent, with intervals over replicates."""
     rows = []
-    for named, part in grouped(recovered(frame), ["app", "revision"]):
-        sides = {policy: one.sort_values("replicate") for policy, one in part.groupby("policy")}
-        for policy in ("revise", "revise_plus"):
-            if policy not in sides or "suffix" not in sides:
-                continue
-            row: dict[str, Any] = {**named, "policy": policy, "n": len(sides[policy])}
-            for name, column in MEASURES.items():
-                found = stats.ratio(sides[policy][column], sides["suffix"][column], over="replicates", n_resamples=1000)
-                saved, high, low = (100 * (1 - end) for end in (found.value, found.low, found.high))
-                row |= {name: saved, f"{name}_low": low, f"{name}_high": high}
-            rows.append(row)
+    chosen = frame[frame["policy"].isin(["suffix", "revise", "revise_plus"])]
+    for row, part in beside(chosen, ["app", "revision"]):
+        ours, suffix = (part[part["policy"] == one].sort_values("replicate") for one in (row["policy"], "suffix"))
+        row["n"] = len(ours)
+        for name, column in MEASURES.items():
+            found = stats.ratio(ours[column], suffix[column], over="replicates", n_resamples=1000)
+            saved, high, low = (100 * (1 - end) for end in (found.value, found.low, found.high))
+            row |= {name: saved, f"{name}_low": low, f"{name}_high": high}
+        rows.append(row)
     return pd.DataFrame(rows, columns=None if rows else ["app", "revision", "policy", "n"])
 
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from revise_lab.lab import serving_cells
 from revise_lab.lab.experiments import Column
-from revise_lab.lab.rows import columns, grouped, value_row
+from revise_lab.lab.rows import beside, columns, grouped, value_row
 from revise_lab.lab.serving_cells import fixed
 
 if TYPE_CHECKING:
@@ -107,18 +107,10 @@ class Setting(NamedTuple):
 
 def settings(frame: pd.DataFrame) -> Iterator[tuple[Setting, list[float]]]:
     """Yield every setting that ran beside suffix, with the loads at which both did."""
-    for named, part in beside_suffix(frame, ["family", "abort"]):
+    for named, part in beside(frame, ["family", "abort"]):
         loads = set.intersection(*(set(of["load"]) for _, of in part.groupby("policy")))
         if loads:
             yield Setting(**named), sorted(loads)
-
-
-def beside_suffix(frame: pd.DataFrame, keys: list[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Yield every setting and policy that ran where suffix did, by name, with the rows of both."""
-    for named, part in grouped(frame, keys):
-        policies = set(part["policy"])
-        for policy in sorted(policies - {"suffix"}) if "suffix" in policies else ():
-            yield named | {"policy": policy}, part[part["policy"].isin([policy, "suffix"])]
 
 
 def latencies(frame: pd.DataFrame, setting: Setting, load: float, policy: str) -> np.ndarray:
