@@ -29,17 +29,16 @@ def diagrams() -> dict[str, str]:
 def _states(table: Mapping[tuple[StrEnum, str], Iterable[StrEnum]], states: Iterable[StrEnum], title: str) -> str:
     """Draw the states of a table and what leads from one to the next; ways back are in the notes of the states only."""
     states = list(states)
-    order = [str(state) for state in states]
-    moves: dict[tuple[str, str], list[str]] = {}
+    moves: dict[tuple[StrEnum, StrEnum], list[str]] = {}
     for (state, event), targets in table.items():
         for target in targets:
             if target is not state:
-                moves.setdefault((str(state), str(target)), []).append(event)
-    leaving: dict[str, list[str]] = {}
+                moves.setdefault((state, target), []).append(event)
+    leaving: dict[StrEnum, list[str]] = {state: [] for state in states}
     for (state, target), events in moves.items():
-        leaving.setdefault(state, []).append(f"{' or '.join(events)}: {target}")
-    nodes = [(str(state), "state", str(state), "; ".join(leaving.get(str(state), ["the end"]))) for state in states]
-    forward = [(state, target) for state, target in moves if order.index(state) < order.index(target)]
+        leaving[state].append(f"{' or '.join(events)}: {target}")
+    nodes = [(str(state), "state", str(state), "; ".join(leads) or "the end") for state, leads in leaving.items()]
+    forward = [(str(one), str(other)) for one, other in moves if states.index(one) < states.index(other)]
     return draw.workflow_svg(nodes, forward, title=title, legend=False)
 
 

@@ -15,10 +15,13 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
+import matplotlib.style
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -30,7 +33,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["SOURCES", "WIDTHS_IN", "curve", "new_figure", "policy_style", "provenance", "save_figure", "use_style"]
+__all__ = [
+    "HOLLOW", "RULE", "SOURCES", "STYLES", "WIDTHS_IN", "bars", "curve", "legend_above", "lines", "new_figure", "ordered",
+    "policy_style", "provenance", "save_figure", "use_style",
+]  # fmt: skip
 
 #: Column widths in inches: ACM column, IEEE column, NeurIPS text, two columns.
 WIDTHS_IN = {"column": 3.33, "ieee": 3.5, "text": 5.5, "wide": 7.0}
@@ -38,37 +44,7 @@ WIDTHS_IN = {"column": 3.33, "ieee": 3.5, "text": 5.5, "wide": 7.0}
 SOURCES = ("emulated", "measured", "published", "by construction")
 GOLDEN = (1 + math.sqrt(5)) / 2
 
-_STYLE = {
-    "font.family": "DejaVu Sans",
-    "mathtext.fontset": "stix",
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "legend.frameon": False,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.linewidth": 0.3,
-    "grid.color": "#dddddd",
-    "figure.constrained_layout.use": True,
-    "text.usetex": False,
-}
-_SAVE = {
-    "pdf.fonttype": 42,
-    "ps.fonttype": 42,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "revise_lab",
-    "text.usetex": False,
-    "savefig.bbox": None,
-    "savefig.transparent": False,
-    "savefig.facecolor": "white",
-}
+_STYLES_DIR = Path(__file__).parent
 #: Time stamps and version strings are the only things that differ between two exports of one figure.
 _NO_STAMP = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
 
@@ -114,16 +90,21 @@ STYLES = {
     "foresight": PolicyStyle("foresight (published: Oracle)", "#000000", "*", (0, (4, 2))),
     "hindsight": PolicyStyle("hindsight", "#000000", "x", (0, (1, 2))),
 }
-#: Settings of the provenance sweep under which a line is the published one.
-_SETTINGS = {"family": "S12", "unknown": "global", "loss": "coarse", "arrival": "last"}
-#: Marker of a line that departs from them, by the last setting that differs.
-_DEPARTURE = {"unit": "d", "family": "p", "unknown": "s", "loss": "v", "arrival": "h"}
+#: Settings of the provenance sweep under which a line is the published one; others make lines of their own.
+_SETTINGS = {"unit": None, "family": "S12", "unknown": "global", "loss": "coarse", "arrival": "last"}
 _SPARE_MARKERS = ("8", "p", "d", "1", "2", "3", "4", "+")
+
+#: The look of a published value.
+HOLLOW: Mapping[str, Any] = {
+    "marker": "o", "markersize": 8, "markerfacecolor": "none", "color": "#000000", "linestyle": "none", "zorder": 5,
+}  # fmt: skip
+#: The look of a line that is no measurement (zero, the identity, a closed form): above the grid, below all else.
+RULE: Mapping[str, Any] = {"color": "#000000", "linewidth": 0.6, "zorder": 1.6}
 
 
 def use_style() -> None:
     """Set the look of all figures drawn from here on in this process."""
-    mpl.rcParams.update(_STYLE)
+    mpl.style.use(_STYLES_DIR / "paper.mplstyle")
 
 
 def policy_style(policy: str) -> PolicyStyle:
@@ -236,24 +217,23 @@ def save_figure(
     folder = Path(folder)
     files: dict[str, str] = {}
     paths = []
-    with mpl.rc_context(_SAVE):
+    with mpl.style.context(_STYLES_DIR / "export.mplstyle"):
         for kind in ("pdf", "svg", "png"):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=300, metadata=_NO_STAMP[kind])
             paths.append(write_atomic(folder / f"{name}.{kind}", buffer.getvalue()))
             files[paths[-1].name] = hashlib.blake2b(buffer.getvalue(), digest_size=16).hexdigest()
-    git = environment()["git"] or {}
-    commit, dirty = git.get("commit"), git.get("dirty")
+    git = environment()["git"] or {"commit": None, "dirty": None}
     sidecar = {
         "schema": 1,
         "figure": name,
         "claim": claim,
         "source": source,
-        "caption": _caption(caption, interval, source, dirty=dirty),
+        "caption": _caption(caption, interval, source, dirty=git["dirty"]),
         "data_hash": None if data is None else data_hash(data),
         "config_hash": config_hash,
-        "commit": commit,
-        "dirty": dirty,
+        "commit": git["commit"],
+        "dirty": git["dirty"],
         "width_in": width_in,
         "height_in": round(float(figure.get_size_inches()[1]), 4),
         "files": files,
@@ -266,6 +246,83 @@ def data_hash(frame: pd.DataFrame) -> str:
     """Return a hash of the values of a frame, in its order of rows and columns."""
     text = frame.to_csv(index=False, lineterminator="\n")
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def ordered(policies: Iterable[Any]) -> list[Any]:
+    """Return policies, each once, in the order of `STYLES`; those of other packages follow by name."""
+    rank = {policy: index for index, policy in enumerate(STYLES)}
+    return sorted(set(policies), key=lambda policy: (rank.get(policy, len(rank)), str(policy)))
+
+
+def bars(ax: Axes, x: Any, y: Any, *, x_ends: Any = None, y_ends: Any = None, **look: Any) -> None:
+    """Draw points with the intervals of their values.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where to draw.
+    x, y : number or array
+        The points.
+    x_ends, y_ends : pair of number or array, optional
+        Lower and upper ends. A bar with an end that is not finite is not drawn.
+    **look : Any
+        Passed to ``Axes.errorbar``.
+    """
+    spreads = {}
+    for key, value, ends in (("xerr", x, x_ends), ("yerr", y, y_ends)):
+        if ends is not None:
+            # a percentile interval may miss its own mean by a hair; matplotlib refuses negative bars
+            spread = np.array([value - ends[0], ends[1] - value], float).reshape(2, -1).clip(0)
+            spreads[key] = np.where(np.isfinite(spread), spread, np.nan)
+    ax.errorbar(x, y, **spreads, **{"capsize": 2, "elinewidth": 0.7, **look})
+
+
+def lines(
+    ax: Axes,
+    frame: pd.DataFrame,
+    x: str,
+    y: str,
+    low: str | None = None,
+    high: str | None = None,
+    *,
+    hue: str = "policy",
+    scale: float = 1.0,
+    **look: Any,
+) -> list[tuple[float, float, PolicyStyle]]:
+    """Draw one line per policy, each in its look, with intervals where given.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where to draw.
+    frame : DataFrame
+        One row per point.
+    x, y, low, high, hue : str
+        Columns.
+    scale : float
+        Factor of `y` and the ends of its interval.
+    **look : Any
+        What departs from the look of the policies.
+
+    Returns
+    -------
+    list of (x, y, PolicyStyle)
+        Where each line ends, and its look.
+    """
+    found = []
+    for group in ordered(frame[hue]):
+        part, style = frame[frame[hue] == group].sort_values(x), policy_style(str(group))
+        ends = (scale * part[low], scale * part[high]) if low and high else None
+        bars(ax, part[x], scale * part[y], y_ends=ends, **style.line() | look)
+        found.append((float(part[x].iloc[-1]), float(scale * part[y].iloc[-1]), style))
+    return found
+
+
+def legend_above(figure: Figure, more: Mapping[str, Mapping[str, Any]] | None = None, ncols: int = 4) -> None:
+    """Put one legend above all panels: each label once, then what has no line of its own, by label and look."""
+    handles = {label: line for ax in figure.axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    handles |= {label: Line2D([], [], **look) for label, look in (more or {}).items()}
+    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=min(ncols, len(handles)))
 
 
 def curve(
@@ -309,28 +366,13 @@ def curve(
         If a column is missing, or if `x` is text and no order was given.
     """
     _need(frame, [x, y, hue, *filter(None, (low, high))], "curve")
-    if ax is None:
-        ax = new_figure()[1]
-    place = _placing(frame[x].tolist(), x, order, ax)
-    groups = _ordered_groups(frame[hue].unique())
-    ends = []
-    for group in groups:
-        part = frame[frame[hue] == group].assign(_at=lambda f: [place(v) for v in f[x]]).sort_values("_at")
-        style = policy_style(str(group))
-        at, mean = part["_at"].to_numpy(float), part[y].to_numpy(float)
-        spread = None
-        if low and high:
-            # a percentile interval may miss its own mean by a hair; matplotlib refuses negative bars
-            spread = [(mean - part[low].to_numpy(float)).clip(0), (part[high].to_numpy(float) - mean).clip(0)]
-        ax.errorbar(at, mean, yerr=spread, capsize=2, elinewidth=0.7, **style.line())
-        ends.append((at[-1], mean[-1], style))
-    ax.set_xlabel(x_label or x)
-    ax.set_ylabel(y_label or y)
+    ax = ax or new_figure()[1]
+    ends = lines(ax, frame.assign(_at=_placed(frame[x], order, ax)), "_at", y, low, high, hue=hue)
+    ax.set(xlabel=x_label or x, ylabel=y_label or y)
     if len(ends) <= 4:
         _label_ends(ax, ends)
     else:
-        handles = [Line2D([], [], **style.line()) for _, _, style in ends]
-        ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0)
+        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0)
     return ax
 
 
@@ -364,25 +406,24 @@ def provenance(
     Appendix A.4 of arXiv:2609.00643 publishes three points; the curve between them is ours.
     """
     ends = ["recompute_low", "recompute_high", "fallback_low", "fallback_high"]
-    _need(
-        frame, ["family", "matched", "unit", "coverage", "policy", "recompute_ratio", "fallback_share", *ends], "plot"
-    )
+    _need(frame, ["family", "matched", "unit", "coverage", "policy", *_SHARES.values(), *ends], "plot")
     matched = frame[frame["matched"].astype(bool)]
     free = frame[~frame["matched"].astype(bool)]
     units = [unit for unit in ("read", "field", "node") if unit in set(matched["unit"])]
     first = second = None
     if units:
-        first, panels = _share_panels([(f"masked: {u}", matched[matched["unit"] == u]) for u in units])
-        for unit, column in zip(units, panels, strict=True):
-            formula = (closed or {}).get(unit) or (lambda c, unit=unit: closed_form(unit, c))
-            _draw_closed(column, formula)
-            if unit == "read":
-                _draw_published(column, published)
-        _legend_above(first, reference=True, published=bool(published))
+        first, columns = _share_panels({f"masked: {unit}": matched[matched["unit"] == unit] for unit in units})
+        grid = np.linspace(0, 1, 51)
+        for unit, column in zip(units, columns, strict=True):
+            formula = (closed or {}).get(unit) or partial(closed_form, unit)
+            for index, ax in enumerate(column):
+                ax.plot(grid, [100 * formula(coverage)[index] for coverage in grid], **RULE)
+                if published and unit == "read":
+                    ax.plot(*zip(*((point[0], point[1 + index]) for point in published), strict=True), **HOLLOW)
+        legend_above(first, {"closed form (revise)": RULE} | ({"published": HOLLOW} if published else {}))
     if len(free):
-        parts = [(f"family {name}", part) for name, part in sorted(free.groupby("family"), key=lambda item: item[0])]
-        second, _ = _share_panels(parts)
-        _legend_above(second, reference=False, published=False)
+        second, _ = _share_panels({f"family {name}": part for name, part in free.groupby("family")})
+        legend_above(second)
     return first, second
 
 
@@ -409,86 +450,51 @@ def closed_form(unit: str, coverage: float) -> tuple[float, float]:
     return fallback + (22 * c + 8 * c * c) / 60, fallback
 
 
-def _share_panels(parts: list[tuple[str, pd.DataFrame]]) -> tuple[Figure, list[Any]]:
+#: The two rows of the provenance figure: stem of the ends, and column.
+_SHARES = {"recompute": "recompute_ratio", "fallback": "fallback_share"}
+
+
+def _share_panels(parts: Mapping[str, pd.DataFrame]) -> tuple[Figure, Any]:
     figure, axes = new_figure("wide", 2, len(parts), height_in=3.6, sharex=True, sharey="row", squeeze=False)
-    rows = (("recompute", "recompute_ratio", "recomputed / active (%)"), ("fallback", "fallback_share", "fallback (%)"))
-    columns = []
-    for index, (title, part) in enumerate(parts):
-        for row, (stem, value, label) in enumerate(rows):
-            ax = axes[row][index]
+    for (title, part), column in zip(parts.items(), axes.T, strict=True):
+        for ax, (stem, value) in zip(column, _SHARES.items(), strict=True):
             for look, line in _variants(part):
-                mean = line[value].to_numpy(float) * 100
-                spread = [
-                    (mean - line[f"{stem}_low"].to_numpy(float) * 100).clip(0),
-                    (line[f"{stem}_high"].to_numpy(float) * 100 - mean).clip(0),
-                ]
-                ax.errorbar(line["coverage"].to_numpy(float), mean, yerr=spread, capsize=2, elinewidth=0.7, **look)
+                ends = (100 * line[f"{stem}_low"], 100 * line[f"{stem}_high"])
+                bars(ax, line["coverage"], 100 * line[value], y_ends=ends, **look)
             ax.set_ylim(-4, 106)
-            if index == 0:
-                ax.set_ylabel(label)
-        axes[0][index].set_title(title, loc="left")
-        axes[1][index].set_xlabel("provenance coverage")
-        columns.append((axes[0][index], axes[1][index]))
-    return figure, columns
+        column[0].set_title(title, loc="left")
+        column[1].set_xlabel("provenance coverage")
+    axes[0][0].set_ylabel("recomputed / active (%)")
+    axes[1][0].set_ylabel("fallback (%)")
+    return figure, axes.T
 
 
 def _variants(part: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """Yield one line per policy; other settings that vary get hollow markers and are named in the legend."""
-    varying = [key for key in _DEPARTURE if key in part and part[key].nunique() > 1]
-    for key, line in part.sort_values("coverage").groupby(["policy", *varying], sort=False):
-        look = policy_style(str(key[0])).line()
-        named = [
-            f"{name} {value}" for name, value in zip(varying, key[1:], strict=True) if value != _SETTINGS.get(name)
-        ]
+    varying = [key for key in _SETTINGS if key in part and part[key].nunique() > 1]
+    for (policy, *settings), line in part.sort_values("coverage").groupby(["policy", *varying], sort=False):
+        look = policy_style(str(policy)).line()
+        named = [f"{key} {value}" for key, value in zip(varying, settings, strict=True) if value != _SETTINGS[key]]
         if named:
             look |= {"label": f"{look['label']}, {', '.join(named)}", "linestyle": ":"}
             look |= {"markerfacecolor": "white", "marker": _SPARE_MARKERS[sum(map(ord, named[0])) % 4]}
         yield look, line
 
 
-def _draw_closed(column: tuple[Axes, Axes], formula: Callable[[float], tuple[float, float]]) -> None:
-    grid = [step / 50 for step in range(51)]
-    for index, ax in enumerate(column):
-        ax.plot(grid, [100 * formula(c)[index] for c in grid], color="#000000", linewidth=0.6, zorder=1)
-
-
-def _draw_published(column: tuple[Axes, Axes], published: Sequence[tuple[float, float, float]]) -> None:
-    for index, ax in enumerate(column):
-        at = [point[0] for point in published]
-        values = [point[1 + index] for point in published]
-        ax.plot(at, values, "o", markersize=8, markerfacecolor="none", markeredgecolor="#000000", zorder=5)
-
-
-def _legend_above(figure: Figure, *, reference: bool, published: bool) -> None:
-    handles = {label: line for ax in figure.axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    if reference:
-        handles["closed form (revise)"] = Line2D([], [], color="#000000", linewidth=0.6)
-    if published:
-        hollow = {"markerfacecolor": "none", "markeredgecolor": "#000000", "linestyle": "none"}
-        handles["published"] = Line2D([], [], marker="o", markersize=8, **hollow)
-    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=min(4, len(handles)))
-
-
-def _placing(values: list[Any], x: str, order: Sequence[Any] | None, ax: Axes) -> Callable[[Any], float]:
-    text = any(isinstance(value, str) for value in values)
+def _placed(values: pd.Series, order: Sequence[Any] | None, ax: Axes) -> pd.Series:
+    """Return where values stand on the axis of x."""
+    x, there = values.name, list(dict.fromkeys(values))
+    if order is None and any(isinstance(value, str) for value in there):
+        raise ConfigError(
+            f"column '{x}' holds text ({there[:6]}), which has no order: pass order=[...] or make the column numeric",
+            column=x,
+        )
     if order is None:
-        if text:
-            shown = list(dict.fromkeys(values))[:6]
-            raise ConfigError(
-                f"column '{x}' holds text ({shown}), which has no order: pass order=[...] or make the column numeric",
-                column=x,
-            )
-        return float
-    missing = [value for value in dict.fromkeys(values) if value not in order]
-    if missing:
+        return values.astype(float)
+    if missing := [value for value in there if value not in order]:
         raise ConfigError(f"order= leaves out {missing} of column '{x}'", column=x, missing=missing)
     ax.set_xticks(range(len(order)), [str(value) for value in order])
-    return lambda value: float(list(order).index(value))
-
-
-def _ordered_groups(groups: Iterable[Any]) -> list[Any]:
-    rank = {policy: index for index, policy in enumerate(STYLES)}
-    return sorted(groups, key=lambda group: (rank.get(group, len(rank)), str(group)))
+    return values.map(list(order).index).astype(float)
 
 
 def _label_ends(ax: Axes, ends: list[tuple[float, float, PolicyStyle]]) -> None:
@@ -510,8 +516,8 @@ def _say_source(figure: Figure, source: str) -> None:
 def _caption(caption: str, interval: Any, source: str, *, dirty: bool | None) -> str:
     parts = [caption.strip()] if caption.strip() else []
     if interval is not None:
-        get = interval.get if isinstance(interval, Mapping) else lambda key: getattr(interval, key, None)
-        parts.append(f"Intervals: {get('kind')}, n = {get('n')}, resampled by {get('unit')}.")
+        said = interval if isinstance(interval, Mapping) else interval.as_dict()
+        parts.append(f"Intervals: {said.get('kind')}, n = {said.get('n')}, resampled by {said.get('unit')}.")
     parts.append(f"Values: {source}.")
     if dirty:
         parts.append("Drawn from a working tree with uncommitted changes.")
@@ -519,13 +525,12 @@ def _caption(caption: str, interval: Any, source: str, *, dirty: bool | None) ->
 
 
 def _width_in(width: str | float) -> float:
-    if isinstance(width, str):
-        if width not in WIDTHS_IN:
-            raise ConfigError(f"width {width!r} is not one of {', '.join(WIDTHS_IN)} (or a number of inches)")
-        return WIDTHS_IN[width]
-    if not 0.5 <= width <= 40:
+    width_in = WIDTHS_IN.get(width) if isinstance(width, str) else float(width)
+    if width_in is None:
+        raise ConfigError(f"width {width!r} is not one of {', '.join(WIDTHS_IN)} (or a number of inches)")
+    if not 0.5 <= width_in <= 40:
         raise ConfigError(f"width {width!r} in is not between 0.5 and 40 inches")
-    return float(width)
+    return width_in
 
 
 def _need(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from revise_lab.errors import ConfigError, NotebookFailed
+from revise_lab.lab.files import write_atomic
 from revise_lab.lab.template import BUDGET_S, check_parameters, declared, parameters_cell, read
 
 __all__ = ["run_notebook"]
@@ -93,10 +93,8 @@ def run_notebook(
     if folder == path.parent or path.parent in folder.parents:
         raise ConfigError(f"executed copies go to a results folder, not beside the notebook ({folder.name})")
     folder.mkdir(parents=True, exist_ok=True)
-    marker = folder / f".started.{os.getpid()}"
-    marker.touch()
-    since_ns = marker.stat().st_mtime_ns
-    marker.unlink()
+    with tempfile.NamedTemporaryFile(dir=folder) as marker:  # the clock of the file system may lag behind ours
+        since_ns = Path(marker.name).stat().st_mtime_ns
     for attempt in (1, 2):
         with _private_folder(python) as private:
             try:
@@ -121,10 +119,8 @@ def _private_folder(python: str) -> Iterator[Path]:
     # kernel; so every run brings its own folders and its own kernelspec
     with tempfile.TemporaryDirectory(prefix="rl-", ignore_cleanup_errors=True) as name:
         private = Path(name)
-        spec = private / "jupyter" / "kernels" / "python3"
+        spec = private / "kernels" / "python3"
         spec.mkdir(parents=True)
-        for sub in ("ipython", "runtime", "data", "config"):
-            (private / sub).mkdir(mode=0o700)
         argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         kernel = {"argv": argv, "display_name": "Python 3", "language": "python"}
         kernel["metadata"] = {"supported_encryption": ["curve"]}
@@ -137,9 +133,8 @@ def _supervise(
 ) -> dict[str, Any]:
     job = {"notebook": str(path), "parameters": values, "timeout_s": limit_s}
     (private / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    folders = {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTER_DATA_DIR": "data"}
-    folders |= {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_PATH": "jupyter"}
-    environment = os.environ | {name: str(private / sub) for name, sub in folders.items()}
+    folders = ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_PATH")
+    environment = os.environ | dict.fromkeys(folders, str(private))
     environment |= {"JUPYTER_PLATFORM_DIRS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     with (private / "stderr").open("wb") as errors:
         process = subprocess.Popen(
@@ -152,33 +147,32 @@ def _supervise(
             text=True,
             encoding="utf-8",
         )
-    at: dict[str, Any] = {}
-    reader = threading.Thread(target=_follow, args=(process.stdout, at, path.stem, progress), daemon=True)
+    said: dict[str, Any] = {}
+    reader = threading.Thread(target=_follow, args=(process.stdout, said, path.stem, progress), daemon=True)
     reader.start()
     try:
         process.wait(limit_s + GRACE_S)
     except subprocess.TimeoutExpired:
         _stop(process)
-        return {"kind": "timeout", **at}
+        said["kind"] = "timeout"
     except BaseException:
         _stop(process)
         raise
     finally:
         reader.join(5)
-    try:
-        return {**at, **json.loads((private / "outcome.json").read_text(encoding="utf-8"))}
-    except FileNotFoundError:
+    if "kind" not in said:
         tail = (private / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        said = f" ({tail[0]})" if tail else ""
-        return {"kind": "crash", "detail": f"its process ended with code {process.returncode}{said}", **at}
+        detail = f"its process ended with code {process.returncode}{f' ({tail[0]})' if tail else ''}"
+        said |= {"kind": "crash", "detail": detail}
+    return said
 
 
-def _follow(stream: Any, at: dict[str, Any], stem: str, progress: Callable[[str], None] | None) -> None:
+def _follow(stream: Any, said: dict[str, Any], stem: str, progress: Callable[[str], None] | None) -> None:
     with stream:
         for line in stream:
-            at.update(json.loads(line))
-            if progress:
-                progress(f"{stem}: cell {at['cell']}/{at['cells']} {at['line']}")
+            said |= json.loads(line)
+            if progress and "kind" not in said:
+                progress(f"{stem}: cell {said['cell']}/{said['cells']} {said['line']}")
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
@@ -207,25 +201,22 @@ def _problem(outcome: dict[str, Any], private: Path, limit_s: float) -> str | No
 
 
 def _judge(notebook: Any) -> str | None:
-    own = [
-        cell for cell in notebook.cells if not _ADDED & set(cell.metadata.get("tags", []))
-    ]  # numbered as in the template
-    code = [(number, cell) for number, cell in enumerate(own, 1) if cell.cell_type == "code"]
-    for number, cell in code:
-        for output in cell.outputs:
+    own = (cell for cell in notebook.cells if not _ADDED & set(cell.metadata.get("tags", [])))
+    for number, cell in enumerate(own, 1):  # as in the template
+        where = f"cell {number} (`{_first_line(cell)}`)"
+        for output in cell.get("outputs", ()):
+            if output.output_type == "error" and output.ename == "SystemExit":
+                return f"{where} called sys.exit, so the cells after it never ran"
             if output.output_type == "error":
-                if output.ename == "SystemExit":
-                    return f"cell {number} (`{_first_line(cell)}`) called sys.exit, so the cells after it never ran"
-                return f"cell {number} (`{_first_line(cell)}`) raised {output.ename}: {output.evalue}"
-    for number, cell in code:
-        if cell.source.strip() and cell.execution_count is None:
-            return f"cell {number} (`{_first_line(cell)}`) never ran"
+                return f"{where} raised {output.ename}: {output.evalue}"
+        if cell.cell_type == "code" and cell.source.strip() and cell.execution_count is None:
+            return f"{where} never ran"
     return None
 
 
 def _first_line(cell: Any) -> str:
-    lines = [line for line in cell.source.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    return lines[0].strip()[:60] if lines else ""
+    lines = (line.strip() for line in cell.source.splitlines())
+    return next((line[:60] for line in lines if line and not line.startswith("#")), "")
 
 
 def _missing(folder: Path, wanted: tuple[str, ...], since_ns: int) -> str | None:
@@ -250,13 +241,9 @@ def _keep(private: Path, folder: Path, path: Path, *, failed: bool) -> Path | No
     with suppress(KeyError):  # papermill records where this machine keeps its temporary files
         notebook.metadata.papermill.update(input_path=path.name, output_path="notebook.ipynb")
     stem = "notebook.failed" if failed else "notebook"
-    kept = folder / f"{stem}.ipynb"
-    fresh = folder / f".{kept.name}.{os.getpid()}"
-    nbformat.write(notebook, fresh)
-    fresh.replace(kept)
+    kept = write_atomic(folder / f"{stem}.ipynb", nbformat.writes(notebook).encode())
     if (private / "executed.html").exists():
-        shutil.copyfile(private / "executed.html", fresh)
-        fresh.replace(folder / f"{stem}.html")
+        write_atomic(folder / f"{stem}.html", (private / "executed.html").read_bytes())
     if not failed:
         for old in folder.glob("notebook.failed.*"):
             old.unlink()
@@ -271,31 +258,29 @@ def _child(private: Path) -> None:
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
-    def on_signal(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     job = json.loads((private / "job.json").read_text(encoding="utf-8"))
     notebook = nbformat.read(job["notebook"], as_version=4)
     tagged = notebook.cells.index(parameters_cell(notebook, Path(job["notebook"])))
-    state, deadline = {"started": False}, time.monotonic() + job["timeout_s"]
+    deadline: float | None = None  # until the kernel has started
     config = Config()
-    socket = str(private / "runtime" / "kernel")
+    socket = str(private / "kernel")
     if os.name == "posix" and len(socket) < _SOCKET_PATH:
         # no port to race for; without a path of its own two kernels would meet at ./kernel-ipc-1
         config.KernelManager.transport, config.KernelManager.ip = "ipc", socket
 
+    def say(**said: Any) -> None:
+        print(json.dumps(said), flush=True)  # noqa: T201
+
     def on_start(**_: Any) -> None:
         nonlocal deadline
-        state["started"], deadline = True, time.monotonic() + job["timeout_s"]
+        deadline = time.monotonic() + job["timeout_s"]
 
     def on_cell(cell: Any, cell_index: int) -> None:
         number = cell_index + 1 - (bool(job["parameters"]) and cell_index > tagged)
         if cell.cell_type == "code" and not _ADDED & set(cell.metadata.get("tags", [])):
-            line = {"cell": number, "cells": len(notebook.cells), "line": _first_line(cell)}
-            print(json.dumps(line), flush=True)  # noqa: T201
+            say(cell=number, cells=len(notebook.cells), line=_first_line(cell))
 
-    outcome = {"kind": "done"}
     target = str(private / "executed.ipynb").replace("{", "{{").replace("}", "}}")
     try:
         papermill.execute_notebook(
@@ -306,21 +291,17 @@ def _child(private: Path) -> None:
             language="python",
             progress_bar=False,
             config=config,
-            timeout_func=lambda _: max(1, deadline - time.monotonic()),
+            timeout_func=lambda _: max(1, (deadline or 0.0) - time.monotonic()),
             on_notebook_start=on_start,
             on_cell_start=on_cell,
         )
-    except PapermillExecutionError:
-        outcome = {"kind": "error"}
-    except CellTimeoutError:
-        outcome = {"kind": "timeout"}
-    except KeyboardInterrupt:
-        outcome = {"kind": "interrupted"}
-    except Exception as error:
+        said = {"kind": "done"}
+    except (Exception, KeyboardInterrupt) as error:
+        kinds = {PapermillExecutionError: "error", CellTimeoutError: "timeout", KeyboardInterrupt: "interrupted"}
         kind = "dead_kernel" if isinstance(error, DeadKernelError) else "crash"
-        kind = kind if state["started"] else "no_kernel"
-        outcome = {"kind": kind, "detail": f"{type(error).__name__}: {error}"}
-    (private / "outcome.json").write_text(json.dumps(outcome), encoding="utf-8")
+        kind = next((kinds[each] for each in kinds if isinstance(error, each)), kind if deadline else "no_kernel")
+        said = {"kind": kind, "detail": f"{type(error).__name__}: {error}"}
+    say(**said)
     if (private / "executed.ipynb").exists():
         _html(private)
 

@@ -11,7 +11,7 @@ import contextlib
 import io
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +90,8 @@ class Parts:
 
     def rows(self, ids: Collection[str], experiment: Experiment) -> pa.Table | None:
         """Return the rows stored for some cells, each cell once, or None; what is torn or outdated is passed over."""
-        wanted, found = set(ids), []
-        for table in self.tables()[0]:
-            here = wanted & _ids(table)
-            if here and table.column_names == column_names(experiment):
-                found.append(_only(table, here))
-                wanted -= here
-        return pa.concat_tables(found, promote_options="permissive") if found else None
+        names = column_names(experiment)
+        return self._once(lambda table: _ids(table) & set(ids) if table.column_names == names else set())
 
     def append(self, tables: Sequence[pa.Table]) -> Path:
         """Store the rows of finished cells as one part.
@@ -130,12 +125,17 @@ class Parts:
 
     def table(self) -> pa.Table:
         """Read all rows that are sound, each cell once."""
-        seen: set[str] = set()
-        kept = []
+        kept = self._once(_ids)
+        return pa.table({}) if kept is None else kept
+
+    def _once(self, wanted: Callable[[pa.Table], set[str]]) -> pa.Table | None:
+        """Return the rows of the cells that are wanted of each part, from the first part that has them."""
+        seen, kept = set[str](), []
         for table in self.tables()[0]:
-            kept.append(_only(table, _ids(table) - seen))
-            seen |= _ids(table)
-        return pa.concat_tables(kept, promote_options="permissive") if kept else pa.table({})
+            if new := wanted(table) - seen:
+                kept.append(_only(table, new))
+                seen |= new
+        return pa.concat_tables(kept, promote_options="permissive") if kept else None
 
 
 def column_names(experiment: Experiment) -> list[str]:

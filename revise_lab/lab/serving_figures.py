@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from revise_lab.lab.figures import STYLES, new_figure, policy_style
+from revise_lab.lab.figures import HOLLOW, RULE, bars, legend_above, lines, new_figure, ordered, policy_style
 
 _MOST = 105.0
 """Changes beyond it, in percent, leave the panel: where suffix has next to nothing in time, a ratio says little."""
-_PUBLISHED = {"marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": "#000000"}
+_SAVED = {"tokens": "tokens", "wall": "model time"}
+"""What is saved: column, and the words of the title."""
 
 
 def pressure(
@@ -35,31 +32,22 @@ def pressure(
     slos_s : tuple of float
         Objectives in seconds, a panel each.
     """
-    figure, axes = new_figure("wide", 2, len(slos_s) + 1, height_in=3.6, sharex=True, squeeze=False)
-    names = [f"goodput_{slo_s:g}" for slo_s in slos_s] + ["p99"]
-    for column, name in enumerate(names):
-        scale = 100 if name.startswith("goodput") else 1
-        title = f"within {slos_s[column]:g} s" if column < len(slos_s) else "p99"
-        for policy in _ordered(levels["policy"].unique()):
-            line, look = levels[levels["policy"] == policy].sort_values("load"), policy_style(policy).line()
-            axes[0][column].plot(line["load"], scale * line[name], **look)
-            line = changes[(changes["policy"] == policy) & (changes["measure"] == name)].sort_values("load")
-            if len(line):
-                _bars(axes[1][column], line, "load", look)
+    titles = {f"goodput_{slo_s:g}": f"within {slo_s:g} s" for slo_s in slos_s} | {"p99": "p99"}
+    figure, (above, below) = new_figure("wide", 2, len(titles), height_in=3.6, sharex=True, squeeze=False)
+    for (name, title), level, change in zip(titles.items(), above, below, strict=True):
+        lines(level, levels, "load", name, scale=1 if name == "p99" else 100)
+        level.set_title(title, loc="left")
+        level.set_ylim(*((0, None) if name == "p99" else (-4, 104)))
+        lines(change, changes[changes["measure"] == name], "load", "value", "low", "high")
         for load, value in (published or {}).get(name, {}).items():
-            axes[1][column].plot(load, value, **_PUBLISHED, linestyle="none", zorder=5)
-        axes[1][column].axhline(0, color="#000000", linewidth=0.6)
-        axes[0][column].set_title(title, loc="left")
-        axes[1][column].set_xlabel("load / capacity")
-        low, high = axes[1][column].get_ylim()
-        axes[1][column].set_ylim(max(low, -_MOST), min(high, _MOST))
-    axes[0][0].set_ylabel("workflows in time (%)")
-    axes[0][-1].set_ylabel("latency (s)")
-    for ax in axes[0][:-1]:
-        ax.set_ylim(-4, 104)
-    axes[0][-1].set_ylim(bottom=0)
-    axes[1][0].set_ylabel("change against suffix (%)")
-    _legend(figure, published=bool(published))
+            change.plot(load, value, **HOLLOW)
+        change.axhline(0, **RULE)
+        low, high = change.get_ylim()
+        change.set(xlabel="load / capacity", ylim=(max(low, -_MOST), min(high, _MOST)))
+    above[0].set_ylabel("workflows in time (%)")
+    above[-1].set_ylabel("latency (s)")
+    below[0].set_ylabel("change against suffix (%)")
+    legend_above(figure, {"published (revise)": HOLLOW} if published else None, 6)
     return figure
 
 
@@ -75,16 +63,14 @@ def load_over_time(frame: pd.DataFrame, kv_capacity_tokens: int) -> Figure:
         Of all replicas.
     """
     figure, axes = new_figure("wide", 1, 4, height_in=1.9, sharex=True)
-    shown = (("n_in_flight", "workflows in flight", 1.0), ("n_queued", "queued requests", 1.0))
-    shown += (("n_running", "running requests", 1.0), ("kv_tokens", "KV memory in use (%)", 100 / kv_capacity_tokens))
-    for ax, (name, title, scale) in zip(axes, shown, strict=True):
-        for policy in _ordered(frame["policy"].unique()):
-            line = frame[frame["policy"] == policy].sort_values("arrival_s")
-            look = policy_style(policy).line() | {"marker": "", "linewidth": 0.8}
-            ax.plot(line["arrival_s"], scale * line[name], **look)
+    titles = {"n_in_flight": "workflows in flight", "n_queued": "queued requests", "n_running": "running requests"}
+    titles["kv_tokens"] = "KV memory in use (%)"
+    for ax, (name, title) in zip(axes, titles.items(), strict=True):
+        scale = 100 / kv_capacity_tokens if name == "kv_tokens" else 1.0
+        lines(ax, frame, "arrival_s", name, scale=scale, marker="", linewidth=0.8)
         ax.set_title(title, loc="left")
         ax.set_xlabel("time (s)")
-    _legend(figure)
+    legend_above(figure, ncols=6)
     return figure
 
 
@@ -100,22 +86,18 @@ def frequency(savings: pd.DataFrame, published: dict[float, tuple[float, float]]
     """
     families = sorted(savings["family"].unique())
     figure, axes = new_figure("wide", 1, 2 * len(families), height_in=2.2, sharey=True, squeeze=False)
-    panels = [(family, *measure) for family in families for measure in (("tokens", "tokens"), ("wall", "model time"))]
+    panels = [(family, *measure) for family in families for measure in _SAVED.items()]
     for ax, (family, name, title) in zip(axes[0], panels, strict=True):
         part = savings[savings["family"] == family]
-        for policy in _ordered(part["policy"].unique()):
-            line = part[part["policy"] == policy].sort_values("revised_share")
-            line = line.assign(share=100 * line["revised_share"])
-            named = {"value": line[name], "low": line[f"{name}_low"], "high": line[f"{name}_high"]}
-            _bars(ax, line.assign(**named), "share", policy_style(policy).line())
-        for share, (low, high) in (published or {}).items():
+        lines(ax, part.assign(share=100 * part["revised_share"]), "share", name, f"{name}_low", f"{name}_high")
+        for share, band in (published or {}).items():
             if family == "S12":
-                ax.plot([100 * share] * 2, [low, high], color="#999999", linewidth=5, alpha=0.5, zorder=0)
-        ax.axhline(0, color="#000000", linewidth=0.6)
+                ax.plot([100 * share] * 2, band, color="#999999", linewidth=5, alpha=0.5, zorder=0)
+        ax.axhline(0, **RULE)
         ax.set_title(f"{title}, {family}", loc="left")
         ax.set_xlabel("workflows revised (%)")
     axes[0][0].set_ylabel("saved against suffix (%)")
-    _legend(figure)
+    legend_above(figure, ncols=6)
     return figure
 
 
@@ -128,36 +110,18 @@ def sensitivity(savings: pd.DataFrame) -> Figure:
         A row for each ``lengths`` and ``policy``: ``tokens``, ``wall`` and their ends, in percent.
     """
     order = list(dict.fromkeys(savings["lengths"]))
+    policies = ordered(savings["policy"])
     figure, axes = new_figure("text", 1, 2, height_in=1.9, sharey=True)
-    for ax, (name, title) in zip(axes, (("tokens", "tokens"), ("wall", "model time")), strict=True):
-        policies = _ordered(savings["policy"].unique())
+    for ax, (name, title) in zip(axes, _SAVED.items(), strict=True):
         for index, policy in enumerate(policies):
-            line = savings[savings["policy"] == policy]
-            y = [order.index(one) + 0.12 * (index - len(policies) / 2) for one in line["lengths"]]
-            ends = [(line[name] - line[f"{name}_low"]).clip(0), (line[f"{name}_high"] - line[name]).clip(0)]
-            look = policy_style(policy).line() | {"linestyle": "none"}
-            ax.errorbar(line[name], y, xerr=[np.asarray(end, float) for end in ends], elinewidth=0.7, **look)
-        ax.axvline(0, color="#000000", linewidth=0.6)
+            part = savings[savings["policy"] == policy]
+            places = part["lengths"].map(order.index) + 0.12 * (index - len(policies) / 2)
+            look = policy_style(policy).line() | {"linestyle": "none", "capsize": 0}
+            bars(ax, part[name], places, x_ends=(part[f"{name}_low"], part[f"{name}_high"]), **look)
+        ax.axvline(0, **RULE)
         ax.set_yticks(range(len(order)), order)
         ax.set_title(title, loc="left")
         ax.set_xlabel("saved against suffix (%)")
     axes[0].invert_yaxis()
-    _legend(figure)
+    legend_above(figure, ncols=6)
     return figure
-
-
-def _ordered(policies: Any) -> list[str]:
-    return [name for name in STYLES if name in set(policies)]
-
-
-def _bars(ax: Any, line: pd.DataFrame, x: str, look: dict[str, Any]) -> None:
-    ends = np.array([line["value"] - line["low"], line["high"] - line["value"]], float).clip(0)
-    ends[~np.isfinite(ends)] = np.nan  # an end without a limit is not drawn
-    ax.errorbar(line[x], line["value"], yerr=ends, capsize=2, elinewidth=0.7, **look)
-
-
-def _legend(figure: Figure, *, published: bool = False) -> None:
-    handles = {label: line for ax in figure.axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    if published:
-        handles["published (revise)"] = Line2D([], [], linestyle="none", **_PUBLISHED)
-    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=min(6, len(handles)))

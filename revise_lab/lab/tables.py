@@ -101,18 +101,10 @@ def save_table(
     )
     align = "".join("r" if pd.api.types.is_numeric_dtype(frame[key]) else "l" for key in chosen)
     tex = styler.to_latex(hrules=True, column_format=align)
-    wide = pd.DataFrame(
-        {
-            heading: frame[source]
-            for key, spec in chosen.items()
-            for heading, source in (
-                (spec.heading(), key),
-                (f"{spec.label} low", spec.low),
-                (f"{spec.label} high", spec.high),
-            )
-            if source
-        }
-    )
+    sources: dict[str, str | None] = {}
+    for key, spec in chosen.items():
+        sources |= {spec.heading(): key, f"{spec.label} low": spec.low, f"{spec.label} high": spec.high}
+    wide = pd.DataFrame({heading: frame[source] for heading, source in sources.items() if source})
     texts = {"tex": tex, "csv": wide.to_csv(index=False, lineterminator="\n")}
     return [write_atomic(Path(folder) / f"{name}.{kind}", text.encode()) for kind, text in texts.items()]
 
@@ -131,11 +123,10 @@ def _check(frame: pd.DataFrame, chosen: Mapping[str, Column], name: str) -> None
 def _printed(frame: pd.DataFrame, key: str, spec: Column) -> list[str]:
     if not spec.low or not spec.high:
         return [_number(value, spec.digits) for value in frame[key]]
-    rows = zip(frame[key], frame[spec.low], frame[spec.high], strict=True)
     cells = []
-    for value, low, high in rows:
-        digits = _digits(low, high) if spec.digits is None else spec.digits
-        cells.append(f"{_number(value, digits)} [{_number(low, digits)}, {_number(high, digits)}]")
+    for numbers in zip(frame[key], frame[spec.low], frame[spec.high], strict=True):
+        digits = _digits(*numbers[1:]) if spec.digits is None else spec.digits
+        cells.append("{} [{}, {}]".format(*(_number(number, digits) for number in numbers)))
     return cells
 
 

@@ -26,6 +26,8 @@ BUDGET_S = {"smoke": 180.0, "quick": 1200.0, "paper": 86400.0}
 STANDARD = ("profile", "config", "seed", "results_dir", "n_jobs")
 MAX_CELLS, MAX_LINES = 12, 15
 _TYPES: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool, "list": list, "dict": dict}
+_REMEDIES = dict.fromkeys(("PathLike", "date", "datetime"), "str(...)")
+_REMEDIES |= {"set": "sorted(...)", "frozenset": "sorted(...)", "ndarray": ".tolist()"}
 _FORBIDDEN = (
     (re.compile(r"^\s*[%!]+\s*(pip|conda|mamba|uv)\b", re.M), "installs packages"),
     (re.compile(r"^\s*%cd\b|\bchdir\s*\(", re.M), "changes the working folder"),
@@ -103,11 +105,9 @@ def check_parameters(path: str | Path, given: Mapping[str, Any]) -> dict[str, An
                 parameter=name,
                 nearest=near,
             )
-    missing = [name for name, parameter in known.items() if parameter.default is None and name not in given]
-    if missing:
-        raise ConfigError(
-            f"notebook '{stem}' needs a value for '{missing[0]}', which has no default", parameter=missing[0]
-        )
+    for name, parameter in known.items():
+        if parameter.default is None and name not in given:
+            raise ConfigError(f"notebook '{stem}' needs a value for '{name}', which has no default", parameter=name)
     values = {name: plain(value, name) for name, value in given.items()}
     for name, value in values.items():
         _check_type(known[name], value, stem)
@@ -134,35 +134,27 @@ def plain(value: Any, name: str = "value") -> Any:
     ConfigError
         For anything else, because it would reach the notebook changed or not at all.
     """
+    if getattr(value, "shape", None) == ():  # a scalar of numpy
+        value = value.item()
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, numbers.Integral):
-        return int(value)
     if isinstance(value, numbers.Real):
-        number = float(value)
+        number = int(value) if isinstance(value, numbers.Integral) else float(value)
         if number - number != 0:
             raise ConfigError(f"parameter '{name}' is {number}, which JSON cannot hold; pass None", parameter=name)
         return number
     if isinstance(value, list | tuple):
         return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ConfigError(
-                    f"parameter '{name}' has the key {key!r}, which would turn into text; use text keys", parameter=name
-                )
+        if other := [key for key in value if not isinstance(key, str)]:
+            what = f"has the key {other[0]!r}, which would turn into text; use text keys"
+            raise ConfigError(f"parameter '{name}' {what}", parameter=name)
         return {str.__str__(key): plain(item, f"{name}.{key}") for key, item in value.items()}
-    if type(value).__name__ in ("bool", "bool_") and hasattr(value, "item"):  # numpy's bool is no number
-        return bool(value)
-    kind = type(value).__name__
-    text = isinstance(value, os.PathLike) or kind in ("date", "datetime")
-    remedies = {"set": "sorted(...)", "frozenset": "sorted(...)", "ndarray": ".tolist()"}
-    remedy = "str(...)" if text else remedies.get(kind, "a JSON-like value")
-    raise ConfigError(
-        f"parameter '{name}' is a {kind}, which a notebook cannot be given; pass {remedy}", parameter=name
-    )
+    kind = "PathLike" if isinstance(value, os.PathLike) else type(value).__name__
+    what = f"is a {type(value).__name__}, which a notebook cannot be given; pass {_REMEDIES.get(kind, 'a JSON-like value')}"
+    raise ConfigError(f"parameter '{name}' {what}", parameter=name)
 
 
 def declared(path: str | Path) -> tuple[tuple[str, ...], dict[str, float]]:

@@ -152,6 +152,25 @@ def test_curve_draws_each_policy_in_its_look_with_its_interval(frame):
         curve(frame, "load", "p98_s")
 
 
+def test_a_bar_whose_end_is_beyond_its_value_or_without_limit_is_cut_or_left_out():
+    _, ax = new_figure()
+    figures.bars(ax, np.array([1.0, 2.0]), np.array([5.0, 6.0]), y_ends=(np.array([5.1, 4.0]), np.array([7.0, np.inf])))
+    first, second = ax.collections[0].get_segments()
+    assert first[:, 1].tolist() == [5.0, 7.0], "the lower end lies above the value"
+    assert not len(second), "the upper end has no limit"
+
+
+def test_lines_come_in_the_order_of_the_policies_and_share_one_legend(frame):
+    figure, axes = new_figure("wide", 1, 2)
+    for ax in axes:
+        ends = figures.lines(
+            ax, frame.assign(policy=frame["policy"].replace("revise", "other")), "load", "p99_s", scale=2
+        )
+    assert [(at, value, style.label) for at, value, style in ends] == [(1.3, 5.2, "suffix"), (1.3, 2.6, "other")]
+    figures.legend_above(figure, {"published": figures.HOLLOW})
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["suffix", "other", "published"]
+
+
 # Machado, Oliveira, Fernandes 2009: what an eye without M cones makes of linear RGB
 DEUTERANOPIA = np.array(
     [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]

@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 from revise_lab.errors import ConfigError
+from revise_lab.lab import stats
+from revise_lab.lab.rows import columns, grouped, value_row
 from revise_lab.lab.tables import Column, save_table
 
 
@@ -101,3 +103,14 @@ def test_slips_are_named(tmp_path, frame, columns, message):
         save_table(frame, "t", tmp_path, columns)
     with pytest.raises(ConfigError, match="without folders"):
         save_table(frame, "tables/t", tmp_path)
+
+
+def test_rows_are_built_from_groups_and_intervals():
+    frame = pd.DataFrame({"policy": ["wait", "revise", "revise"], "right": [1, 0, 1]})
+    rows = [
+        named | columns("share", stats.proportion(int(part["right"].sum()), len(part)))
+        for named, part in grouped(frame, ["policy"], sort=False)
+    ]
+    assert [(row["policy"], row["share"]) for row in rows] == [("wait", 1.0), ("revise", 0.5)]
+    assert list(rows[0]) == ["policy", "share", "share_low", "share_high"]
+    assert list(value_row("R01", 1, 3, "share").values()) == ["R01", 1, None, None, 3, "share", "emulated"]

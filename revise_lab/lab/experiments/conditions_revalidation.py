@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter as Counts
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from revise_lab.lab import stats
 from revise_lab.lab.bench import conditions as bench
 from revise_lab.lab.experiments import Column
+from revise_lab.lab.rows import value_row
 from revise_lab.records.condition import Verdict
 from revise_lab.runtime.pending import PendingActions
 from revise_lab.runtime.sql_target import SqlTarget
@@ -92,11 +92,12 @@ def cell(params: Params, seed: int, replicate: int) -> list[dict[str, Any]]:
     if params.part == "history":
         with tempfile.TemporaryDirectory() as folder:
             return [_history(params, Path(folder))]
-    return [
-        _blank(way) | {"size": size, "n_cases": len(taken), **_percentiles(taken)}
-        for way, samples in bench.growth(params.sizes, params.n).items()
-        for size, taken in zip(params.sizes, samples, strict=True)
-    ]
+    rows = []
+    for way, samples in bench.growth(params.sizes, params.n).items():
+        for size, taken in zip(params.sizes, samples, strict=True):
+            p50_us, p95_us = np.percentile(taken, (50, 95)).tolist()
+            rows.append(_blank(way) | {"size": size, "n_cases": len(taken), "p50_us": p50_us, "p95_us": p95_us})
+    return rows
 
 
 def _executions(params: Params, rng: np.random.Generator) -> list[dict[str, Any]]:
@@ -174,11 +175,6 @@ def _row(what: str, found: list[Execution], *, between: bool = False) -> dict[st
     }
 
 
-def _percentiles(samples: Iterable[float]) -> dict[str, float]:
-    p50, p95 = np.percentile(list(samples), (50, 95))
-    return {"p50_us": float(p50), "p95_us": float(p95)}
-
-
 def estimate(params: Params) -> dict[str, float]:
     """Return what a cell costs; measured on two cores of a laptop-class machine, for ``--dry-run`` only."""
     one_s = {"refund": 0.01, "executions": 0.02, "omission": 1e-3, "durable": 2e-3, "history": 0.1, "growth": 0.01}
@@ -189,23 +185,19 @@ def outcomes(frame: pd.DataFrame) -> pd.DataFrame:
     """Return, for each way of checking, the mix of verdicts, what went wrong and the conditions evaluated for one action."""
     part = frame[frame["part"] == "executions"]
     counts = [name for name in part.columns if name.startswith("n_")]
-    table = part.groupby("how", sort=False)[counts].sum().reset_index()
-    rank = {how: at for at, how in enumerate(HOW)}
-    table = table.sort_values("how", key=lambda column: column.map(rank), ignore_index=True)
+    table = part.groupby("how")[counts].sum()
+    table = table.reindex([how for how in HOW if how in table.index]).reset_index()
     return table.assign(evaluated_each=table["n_evaluated"] / table["n_cases"])
 
 
 def omissions(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the share of false allows against the share of lost edges, with Clopper-Pearson intervals."""
     rows = []
-    keys = ["noticed", "omitted"]
-    part = frame[frame["part"] == "omission"].groupby(keys, sort=True)[["n_cases", "n_false_allow"]].sum()
-    for (noticed, omitted), row in part.iterrows():
-        share = stats.proportion(int(row["n_false_allow"]), int(row["n_cases"]))
-        rows.append(
-            {"noticed": noticed, "omitted": omitted, "false_allow": share.value, "low": share.low, "high": share.high,
-             "n": share.n}
-        )  # fmt: skip
+    part = frame[frame["part"] == "omission"].groupby(["noticed", "omitted"])[["n_cases", "n_false_allow"]].sum()
+    for (noticed, omitted), n, wrong in part.itertuples():
+        share = stats.proportion(int(wrong), int(n))
+        row = {"noticed": noticed, "omitted": omitted, "false_allow": share.value, "low": share.low, "high": share.high}
+        rows.append(row | {"n": share.n})
     return pd.DataFrame(rows)
 
 
@@ -241,54 +233,45 @@ def region(frame: pd.DataFrame) -> pd.DataFrame:
     chosen = outcomes(frame).set_index("how").loc["selective"]
     held_back = 1 - chosen["n_released"] / chosen["n_cases"]
     base = chosen["n_false_allow"] / chosen["n_cases"]
-    rows = []
-    for row in omissions(frame).to_dict("records"):
-        if row["noticed"] or not row["omitted"]:
-            continue
-        ends = {name: base + row[name] / len(MUTATIONS) for name in ("false_allow", "low", "high")}
-        stopped = held_back - ends["false_allow"]
-        rows.append(
-            {"omitted": row["omitted"], "stopped": stopped, "false_allow": ends["false_allow"]}
-            | {
-                name: (1 - stopped) / ends[of] if ends[of] else np.inf
-                for name, of in (("break_even", "false_allow"), ("break_even_low", "high"), ("break_even_high", "low"))
-            }
-        )
-    return pd.DataFrame(rows)
+    table = omissions(frame)
+    table = table[~table["noticed"].astype(bool) & (table["omitted"] > 0)].reset_index(drop=True)
+    allowed = base + table[["false_allow", "low", "high"]] / len(MUTATIONS)
+    stopped = held_back - allowed["false_allow"]
+    even = allowed.rdiv(1 - stopped, axis=0)
+    prices = {"break_even": even["false_allow"], "break_even_low": even["high"], "break_even_high": even["low"]}
+    shares = {"omitted": table["omitted"], "stopped": stopped, "false_allow": allowed["false_allow"]}
+    return pd.DataFrame(shares | prices)
 
 
 def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows A01 to A06."""
     rows = []
+
+    def add(name: str, value: Any, n: int, unit: str, *ends: float) -> None:
+        exact = (None, None) if isinstance(value, str) else (value, value)
+        rows.append(value_row(name, value, int(n), unit, "emulated", *(ends or exact)))
+
     table = omissions(frame)
     for row in table[~table["noticed"].astype(bool)].to_dict("records"):
         if (percent := round(100 * row["omitted"], 6)) in (1, 5, 10):
-            ends = {name: 100 * row[name] for name in ("low", "high")}
-            rows.append(_value(f"A01.{percent:g}", 100 * row["false_allow"], row["n"], "%") | ends)
+            share, low, high = (100 * row[name] for name in ("false_allow", "low", "high"))
+            add(f"A01.{percent:g}", share, row["n"], "%", low, high)
     means = durable(frame).iloc[-1]
-    n = len(DURABLE)
     for name, how in (("affected", "selective"), ("rescan", "full_rescan")):
         if how in means:
-            rows.append(_value(f"A02.{name}", float(means[how]), n, "conditions"))
+            add(f"A02.{name}", float(means[how]), len(DURABLE), "conditions")
     for row in growth(frame).to_dict("records"):
         name = {"affected only": "affected", "full rescan": "rescan"}.get(row["what"])
         if name and row["size"] in (13, 4093):
-            timed = _value(f"A03.{name}.{row['size']}", row["p50_us"], row["n"], "us")
-            rows.append(timed | {"low": None, "high": None, "source": "measured (this machine)"})
+            id, here = f"A03.{name}.{row['size']}", "measured (this machine)"
+            rows.append(value_row(id, row["p50_us"], int(row["n"]), "us", here))
     for row in outcomes(frame).query("how == 'selective'").to_dict("records"):
         for what in ("false_allow", "false_block"):
-            rows.append(_value(f"A04.{what}", row[f"n_{what}"], row["n_cases"], "count"))
+            add(f"A04.{what}", row[f"n_{what}"], row["n_cases"], "count")
     for row in frame[(frame["part"] == "refund") & (frame["how"] == "selective")].to_dict("records"):
-        verdict = next(str(each) for each in Verdict if row[f"n_{each.lower()}"])
-        rows.append(_value(f"A05.{row['what']}", verdict, 1, "verdict"))
+        add(f"A05.{row['what']}", next(str(each) for each in Verdict if row[f"n_{each.lower()}"]), 1, "verdict")
     for row in frame[frame["part"] == "history"].to_dict("records"):
         name = {"target_only": "target_only", "selective": "with_policy"}.get(row["how"])
         if name:
-            wrong = 100 * row["n_false_allow"] / row["n_cases"]
-            rows.append(_value(f"A06.{name}", wrong, row["n_cases"], "of 100"))
+            add(f"A06.{name}", 100 * row["n_false_allow"] / row["n_cases"], row["n_cases"], "of 100")
     return rows
-
-
-def _value(name: str, value: Any, n: int, unit: str) -> dict[str, Any]:
-    ends = {"low": value, "high": value} if not isinstance(value, str) else {"low": None, "high": None}
-    return {"id": name, "value": value, **ends, "n": int(n), "unit": unit, "source": "emulated"}

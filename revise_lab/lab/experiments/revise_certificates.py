@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from revise_lab.lab.bench import certificate, planning
 from revise_lab.lab.bench.samples import Row, Still, summary
 from revise_lab.lab.experiments import Column
+from revise_lab.lab.rows import grouped, value_row
 
 ALGORITHM_VERSION = 1
 NOT_IN_SEED = frozenset({"check", "n_samples"})
@@ -119,15 +120,13 @@ def growth(costs: pd.DataFrame) -> pd.DataFrame:
 
     Sizes of 0 have no logarithm and are left out; two sizes are the least that have a slope.
     """
-    rows = []
-    for key, part in costs[costs["size"] > 0].groupby(["part", "check", "what", "where"], sort=False):
-        sizes = part["size"].to_numpy(float)
-        if len(part) < 2:
-            continue
-        slope = np.polyfit(np.log10(sizes), np.log10(part["p50_us"].clip(lower=1e-3).to_numpy(float)), 1)[0]
-        named = dict(zip(("part", "check", "what", "where"), key, strict=True))
-        rows.append(named | {"from": int(sizes.min()), "to": int(sizes.max()), "exponent": float(slope)})
-    return pd.DataFrame(rows, columns=["part", "check", "what", "where", "from", "to", "exponent"])
+    keys, rows = ["part", "check", "what", "where"], []
+    for named, part in grouped(costs[costs["size"] > 0], keys, sort=False):
+        if len(part) > 1:
+            sizes, cost_us = part["size"].to_numpy(float), part["p50_us"].clip(lower=1e-3).to_numpy(float)
+            slope = np.polyfit(np.log10(sizes), np.log10(cost_us), 1)[0]
+            rows.append(named | {"from": int(sizes.min()), "to": int(sizes.max()), "exponent": float(slope)})
+    return pd.DataFrame(rows, columns=[*keys, "from", "to", "exponent"])
 
 
 def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -136,14 +135,10 @@ def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
     published = table[table["check"] == "delta"]
     checked = published[(published["part"] == "check") & (published["where"] == "the same artifact")]
     planned = published[published["what"] == "planning"].nsmallest(1, "size")
-    rows = []
-    for row in checked[checked["size"] == 1].to_dict("records"):
-        rows += [_value(f"R03.{name}", row[f"{name}_us"], row["n"]) for name in ("p50", "p95", "max")]
-    return rows + [_value("R14.planner", row["p50_us"], row["n"]) for row in planned.to_dict("records")]
-
-
-def _value(name: str, cost_us: float, n: int) -> dict[str, Any]:
-    return {
-        "id": name, "value": cost_us / 1e3, "low": None, "high": None, "n": n, "unit": "ms",
-        "source": "measured (this machine)",
-    }  # fmt: skip
+    costs_us = [
+        (f"R03.{name}", row[f"{name}_us"], row["n"])
+        for row in checked[checked["size"] == 1].to_dict("records")
+        for name in ("p50", "p95", "max")
+    ]
+    costs_us += [("R14.planner", row["p50_us"], row["n"]) for row in planned.to_dict("records")]
+    return [value_row(name, cost_us / 1e3, n, "ms", "measured (this machine)") for name, cost_us, n in costs_us]

@@ -16,7 +16,6 @@ from hashlib import blake2b
 from random import Random
 from typing import Any, Final, Literal, NamedTuple
 
-import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,6 +28,7 @@ from revise_lab.core.plan import Policy
 from revise_lab.lab import stats
 from revise_lab.lab.experiments import Column
 from revise_lab.lab.proof import omission
+from revise_lab.lab.rows import columns, grouped, value_row
 from revise_lab.policies import policy
 from revise_lab.records import event as ev
 from revise_lab.records.value import ABSENT
@@ -309,46 +309,38 @@ KEYS: Final = ["policy", "check", "release", "compensation"]
 
 def by_case(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each case and setting: schedules, both orders, what was wrong, and what effects cost."""
-    walked = frame[frame["part"] == "schedules"]
-    possible = frame[frame["part"] == "orders"].groupby(["scenario", *KEYS])["n_possible_pairs"].first()
-    rows = []
-    for (case, *setting), part in walked.groupby(["case", *KEYS], sort=False):
-        first = part["revision_first"].astype(bool)
-        rows.append(
-            {"case": case}
-            | dict(zip(KEYS, setting, strict=True))
-            | {
-                "n_schedules": len(part),
-                "n_distinct": part["schedule"].nunique(),
-                "n_revision_first": int(first.sum()),
-                "n_revision_last": int((~first).sum()),
-                "n_correct": int(part["correct"].sum()),
-                **{
-                    f"n_{what}": int(part[f"n_{what}"].sum())
-                    for what in ("stale_outputs", "stale_effects", "compensations")
-                },
-                "delay_moves": part["delay_moves"].sum() / max(1, part["n_dispatches"].sum()),
-                "visible_moves": part["visible_moves"].mean(),
-                "n_pairs": int(part["n_pairs"].max()),
-                "n_possible_pairs": possible.get((CASES[case].scenario, *setting), np.nan),
-            }
-        )
-    return pd.DataFrame(rows)
+    counts = ["n_correct", "n_stale_outputs", "n_stale_effects", "n_compensations"]
+    walked = frame[frame["part"] == "schedules"].rename(columns={"correct": "n_correct"})
+    walked = walked.astype({"revision_first": bool} | dict.fromkeys([*counts, "n_pairs"], int))
+    walked["scenario"] = walked["case"].map({name: case.scenario for name, case in CASES.items()})
+    explored = frame[frame["part"] == "orders"].drop_duplicates(["scenario", *KEYS]).astype({"n_possible_pairs": float})
+    walked = walked.drop(columns="n_possible_pairs", errors="ignore")
+    walked = walked.merge(explored[["scenario", *KEYS, "n_possible_pairs"]], "left", ["scenario", *KEYS])
+    of_case = walked.groupby(["case", *KEYS], sort=False)
+    cases = of_case.agg(
+        n_schedules=("schedule", "size"),
+        n_distinct=("schedule", "nunique"),
+        n_revision_first=("revision_first", "sum"),
+        n_revision_last=("revision_first", lambda first: (~first).sum()),
+        **{name: (name, "sum") for name in counts},
+        delay_moves=("delay_moves", "sum"),
+        visible_moves=("visible_moves", "mean"),
+        n_pairs=("n_pairs", "max"),
+        n_possible_pairs=("n_possible_pairs", "first"),
+    )
+    cases["delay_moves"] /= of_case["n_dispatches"].sum().clip(lower=1)
+    return cases.reset_index()
 
 
 def by_policy(cases: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each setting, over all of its cases; the share of right runs has an exact interval."""
     rows = []
-    for setting, part in cases.groupby(KEYS, sort=False):
-        right = stats.proportion(int(part["n_correct"].sum()), int(part["n_schedules"].sum()))
-        sums = part[[name for name in part if name.startswith("n_") and name != "n_possible_pairs"]].sum()
-        rows.append(
-            dict(zip(KEYS, setting, strict=True))
-            | {name: int(value) for name, value in sums.items() if name != "n_pairs"}
-            | {"covered": part["n_pairs"].sum() / part["n_possible_pairs"].sum(skipna=False)}
-            | {"correct": right.value, "correct_low": right.low, "correct_high": right.high}
-            | {"delay_moves": part["delay_moves"].mean(), "visible_moves": part["visible_moves"].mean()}
-        )
+    for row, part in grouped(cases, KEYS, sort=False):
+        sums = part.filter(regex="^n_").drop(columns=["n_pairs", "n_possible_pairs"]).sum()
+        row |= {name: int(value) for name, value in sums.items()}
+        row["covered"] = part["n_pairs"].sum() / part["n_possible_pairs"].sum(skipna=False)
+        row |= columns("correct", stats.proportion(row["n_correct"], row["n_schedules"]))
+        rows.append(row | part[["delay_moves", "visible_moves"]].mean().to_dict())
     return pd.DataFrame(rows)
 
 
@@ -364,9 +356,8 @@ def dropped(frame: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for share, part in frame[frame["part"] == "dropped"].groupby("share"):
         stale = stats.proportion(int(part["n_stale"].sum()), int(part["n_runs"].sum()))
-        ends = {"low": stale.low, "high": stale.high, "n": stale.n}
-        held = {"identity": share, "holds": stale.low <= share <= stale.high}
-        rows.append({"share": share, "stale": stale.value} | ends | held)
+        row = {"share": share, "stale": stale.value, "low": stale.low, "high": stale.high, "n": stale.n}
+        rows.append(row | {"identity": share, "holds": share in stale})
     return pd.DataFrame(rows)
 
 
@@ -383,10 +374,7 @@ def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _value(name: str, n_right: int, n: int) -> dict[str, Any]:
     share = stats.proportion(n_right, n)
-    return {
-        "id": name, "value": share.value, "low": share.low, "high": share.high, "n": n, "unit": "share",
-        "source": "emulated",
-    }  # fmt: skip
+    return value_row(name, share.value, n, "share", low=share.low, high=share.high)
 
 
 def estimate(params: Params) -> dict[str, float]:

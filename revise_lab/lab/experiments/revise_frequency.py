@@ -8,12 +8,13 @@ How long calls are is a free choice: ``lengths`` varies it, and no choice is tun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from revise_lab.lab import serving_cells
+from revise_lab.lab.experiments.revise_serving import incorrect, saved
+from revise_lab.lab.rows import beside, value_row
 from revise_lab.lab.serving_cells import fixed
 
 if TYPE_CHECKING:
@@ -70,29 +71,14 @@ def estimate(params: Params) -> dict[str, float]:
     return {"wall_s": 0.004 * params.n_workflows}
 
 
+SETTING = ["family", "lengths", "revised_share"]
 MEASURES = {"tokens": "completion_after_tokens", "wall": "wall_after_s"}
-
-
-def _runs(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Yield, for each setting and policy other than suffix, the rows of it and of suffix."""
-    keys = ["family", "lengths", "revised_share"]
-    for key, part in frame.groupby(keys):
-        for policy in sorted(set(part["policy"]) - {"suffix"}):
-            if "suffix" in set(part["policy"]):
-                chosen = part[part["policy"].isin([policy, "suffix"])]
-                yield dict(zip(keys, key, strict=True)) | {"policy": policy}, chosen
 
 
 def savings(frame: pd.DataFrame) -> pd.DataFrame:
     """Return what each policy saves against suffix per revised workflow, in percent, a row for each setting."""
-    rows = []
-    for named, part in _runs(frame[frame["revised_share"] > 0]):
-        row = dict(named)
-        for name, column in MEASURES.items():
-            found = serving_cells.saving(part, named["policy"], column)
-            row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high, "n": found.n}
-        rows.append(row)
-    return serving_cells.table(rows)
+    runs = beside(frame[frame["revised_share"] > 0], SETTING)
+    return serving_cells.table([named | saved(part, named["policy"], MEASURES) for named, part in runs])
 
 
 def model_time(frame: pd.DataFrame) -> pd.DataFrame:
@@ -100,12 +86,12 @@ def model_time(frame: pd.DataFrame) -> pd.DataFrame:
     from revise_lab.lab import stats
 
     rows = []
-    for named, part in _runs(frame):
+    for named, part in beside(frame, SETTING):
         keys = ["replicate", "workflow"]
         sides = [part[part["policy"] == one].set_index(keys)["wall_s"] for one in (named["policy"], "suffix")]
         found = stats.ratio(*(side.sort_index() for side in sides), n_resamples=1000, over="workflows")
-        ends = {end: 100 * (getattr(found, end) - 1) for end in ("value", "low", "high")}
-        rows.append({**named, "change": ends["value"], "low": ends["low"], "high": ends["high"], "n": found.n})
+        change, low, high = (100 * (end - 1) for end in (found.value, found.low, found.high))
+        rows.append({**named, "change": change, "low": low, "high": high, "n": found.n})
     return serving_cells.table(rows)
 
 
@@ -116,16 +102,13 @@ def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
         (frame["family"] == "S12") & (frame["lengths"] == "equal") & frame["policy"].isin(["revise", "suffix"])
     ]
     n = int(main["revised_share"].isin(PUBLISHED_SHARES).sum())
-    rows = []
-    for row in model_time(main[main["revised_share"] == 0]).to_dict("records"):
-        ends = {"value": row["change"], "low": row["low"], "high": row["high"]}
-        rows.append({"id": "R21.no_revision_wall", **ends, "n": n, "unit": "%", "source": source})
+    rows = [
+        value_row("R21.no_revision_wall", row["change"], n, "%", source, row["low"], row["high"])
+        for row in model_time(main[main["revised_share"] == 0]).to_dict("records")
+    ]
     for row in savings(main).to_dict("records"):
-        if row["revised_share"] in PUBLISHED_SHARES:
-            for name, metric in (("tokens", "tokens"), ("wall", "model_wall")):
-                ends = {"value": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]}
-                id = f"R21.{metric}.{100 * row['revised_share']:g}"
-                rows.append({"id": id, **ends, "n": row["n"], "unit": "%", "source": source})
-    wrong = int((~frame["correct"].astype(bool)).sum())
-    counts = {"low": wrong, "high": wrong, "n": len(frame), "unit": "workflows", "source": source}
-    return [*rows, {"id": "n_incorrect", "value": wrong, **counts}]
+        for name, metric in (("tokens", "tokens"), ("wall", "model_wall")):
+            if row["revised_share"] in PUBLISHED_SHARES:
+                id, ends = f"R21.{metric}.{100 * row['revised_share']:g}", (row[f"{name}_low"], row[f"{name}_high"])
+                rows.append(value_row(id, row[name], row["n"], "%", source, *ends))
+    return [*rows, incorrect(frame, source)]

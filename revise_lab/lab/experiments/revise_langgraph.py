@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from revise_lab.lab import stats
 from revise_lab.lab.experiments import Column
+from revise_lab.lab.rows import beside, value_row
 from revise_lab.runtime.endpoint import ModelRequest, OpenAIModel, connect
 from revise_lab.workloads.supplier.native import EXTRA_REVISIONS, REVISIONS
 
@@ -353,17 +354,15 @@ MEASURES: Final = {
 def by_revision(frame: pd.DataFrame) -> pd.DataFrame:
     """Return Table 6: what each revision saves against suffix, in percent, with intervals over replicates."""
     rows = []
-    for (app, revision), part in recovered(frame).groupby(["app", "revision"]):
-        sides = {policy: one.sort_values("replicate") for policy, one in part.groupby("policy")}
-        for policy in ("revise", "revise_plus"):
-            if policy not in sides or "suffix" not in sides:
-                continue
-            row: dict[str, Any] = {"app": app, "revision": revision, "policy": policy, "n": len(sides[policy])}
-            for name, column in MEASURES.items():
-                found = stats.ratio(sides[policy][column], sides["suffix"][column], over="replicates", n_resamples=1000)
-                low, high = sorted((100 * (1 - found.low), 100 * (1 - found.high)))
-                row |= {name: 100 * (1 - found.value), f"{name}_low": low, f"{name}_high": high}
-            rows.append(row)
+    chosen = frame[frame["policy"].isin(["suffix", "revise", "revise_plus"])]
+    for row, part in beside(chosen, ["app", "revision"]):
+        ours, suffix = (part[part["policy"] == one].sort_values("replicate") for one in (row["policy"], "suffix"))
+        row["n"] = len(ours)
+        for name, column in MEASURES.items():
+            found = stats.ratio(ours[column], suffix[column], over="replicates", n_resamples=1000)
+            saved, high, low = (100 * (1 - end) for end in (found.value, found.low, found.high))
+            row |= {name: saved, f"{name}_low": low, f"{name}_high": high}
+        rows.append(row)
     return pd.DataFrame(rows, columns=None if rows else ["app", "revision", "policy", "n"])
 
 
@@ -371,19 +370,9 @@ def timeline(frame: pd.DataFrame, revision: str) -> pd.DataFrame:
     """Return the attempts of the first replicate of one revision of the supplier, with the moment of the revision."""
     part = recovered(frame)
     part = part[(part["app"] == "supplier") & (part["revision"] == revision) & (part["replicate"] == 0)]
-    rows = [
-        {
-            "policy": row["policy"],
-            "revised_s": row["first_s"],
-            "node": node,
-            "start_s": start,
-            "end_s": end,
-            "kind": kind,
-        }
-        for row in part.to_dict("records")
-        for node, start, end, kind in json.loads(row["spans"])
-    ]
-    return pd.DataFrame(rows)
+    columns = ["policy", "revised_s", "node", "start_s", "end_s", "kind"]
+    rows = [(row.policy, row.first_s, *span) for row in part.itertuples() for span in json.loads(row.spans)]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -394,8 +383,8 @@ def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
     share = stats.proportion(int(ours["correct"].sum()), len(ours))
     rows: list[dict[str, Any]] = []
 
-    def add(id: str, value: float, n: int, unit: str, low: float | None = None, high: float | None = None) -> None:
-        rows.append({"id": id, "value": value, "low": low, "high": high, "n": n, "unit": unit, "source": source})
+    def add(id: str, value: float, n: int, unit: str, *ends: float) -> None:
+        rows.append(value_row(id, value, n, unit, source, *ends))
 
     add("R01.integration", share.value, share.n, "share", share.low, share.high)
     for row in by_revision(five).query("policy == 'revise'").to_dict("records"):

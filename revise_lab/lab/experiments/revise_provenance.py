@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from revise_lab.lab import stats
 from revise_lab.lab.experiments import Column
+from revise_lab.lab.rows import grouped, value_row
 from revise_lab.policies import policy
 from revise_lab.records.attempt import Coverage
 from revise_lab.records.revision import Change, Op, Revision
@@ -147,23 +148,13 @@ def curves(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     """
     keys = ["family", "unit", "policy", "unknown", "loss", "arrival", "coverage"]
     rows = []
-    for key, part in frame.groupby(keys, sort=True):
+    for row, part in grouped(frame, keys):
         work = stats.ratio(part["n_affected"], part["n_active"], seed=seed, n_resamples=1000, over="workflows")
         fallback = stats.proportion(int(part["fallback"].sum()), len(part))
-        rows.append(
-            dict(zip(keys, key, strict=True))
-            | {
-                "matched": key[0] != "free",
-                "recompute_ratio": work.value,
-                "recompute_low": work.low,
-                "recompute_high": work.high,
-                "fallback_share": fallback.value,
-                "fallback_low": fallback.low,
-                "fallback_high": fallback.high,
-                "n": len(part),
-                "n_incorrect": int((~part["correct"].astype(bool)).sum()),
-            }
-        )
+        row |= {"matched": row["family"] != "free"}
+        for name, stem, found in (("recompute_ratio", "recompute", work), ("fallback_share", "fallback", fallback)):
+            row |= {name: found.value, f"{stem}_low": found.low, f"{stem}_high": found.high}
+        rows.append(row | {"n": len(part), "n_incorrect": int((~part["correct"].astype(bool)).sum())})
     return pd.DataFrame(rows)
 
 
@@ -177,16 +168,6 @@ def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
     for name, coverage in (("complete", 1.0), ("half", 0.5), ("unknown", 0.0)):
         for row in chosen[np.isclose(chosen["coverage"], coverage)].to_dict("records"):
             for metric, value in (("recompute", "recompute_ratio"), ("fallback", "fallback_share")):
-                low, high = row[f"{metric}_low"], row[f"{metric}_high"]
-                rows.append(
-                    {
-                        "id": f"R22.{metric}.{name}",
-                        "value": 100 * row[value],
-                        "low": 100 * low,
-                        "high": 100 * high,
-                        "n": row["n"],
-                        "unit": "%",
-                        "source": "emulated",
-                    }
-                )
+                share, low, high = (100 * row[column] for column in (value, f"{metric}_low", f"{metric}_high"))
+                rows.append(value_row(f"R22.{metric}.{name}", share, row["n"], "%", low=low, high=high))
     return rows

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from revise_lab.lab import serving_cells
 from revise_lab.lab.experiments import Column
+from revise_lab.lab.rows import beside, columns, grouped, value_row
 from revise_lab.lab.serving_cells import fixed
 
 if TYPE_CHECKING:
@@ -106,23 +107,17 @@ class Setting(NamedTuple):
 
 def settings(frame: pd.DataFrame) -> Iterator[tuple[Setting, list[float]]]:
     """Yield every setting that ran beside suffix, with the loads at which both did."""
-    for (family, abort), part in frame.groupby(["family", "abort"]):
-        loads = {policy: set(of["load"]) for policy, of in part.groupby("policy")}
-        for policy in sorted(set(loads) - {"suffix"}):
-            shared = sorted(loads[policy] & loads.get("suffix", set()))
-            if shared:
-                yield Setting(family, abort, policy), shared
+    for named, part in beside(frame, ["family", "abort"]):
+        loads = set.intersection(*(set(of["load"]) for _, of in part.groupby("policy")))
+        if loads:
+            yield Setting(**named), sorted(loads)
 
 
 def latencies(frame: pd.DataFrame, setting: Setting, load: float, policy: str) -> np.ndarray:
     """Return the latencies of the counted workflows, shape (replicates, workflows); a miss is infinite."""
-    chosen = frame[
-        (frame["family"] == setting.family)
-        & (frame["abort"] == setting.abort)
-        & (frame["policy"] == policy)
-        & np.isclose(frame["load"], load)
-        & frame["counted"]
-    ].sort_values(["replicate", "workflow"])
+    part = main(frame, setting.family, setting.abort)
+    chosen = part[(part["policy"] == policy) & np.isclose(part["load"], load) & part["counted"]]
+    chosen = chosen.sort_values(["replicate", "workflow"])
     latency_s = chosen["latency_s"].where(chosen["correct"].astype(bool), np.inf).to_numpy(float)
     return latency_s.reshape(chosen["replicate"].nunique(), -1)
 
@@ -180,8 +175,7 @@ class Changes(NamedTuple):
 
     def at(self, load: float) -> stats.Interval:
         """Return the change at a load."""
-        index = self.loads.index(load)
-        return self._interval(float(_change(self.ours, self.theirs)[index]), self.drawn[:, index])
+        return self.pooled((load,))
 
     def pooled(self, loads: tuple[float, ...] = PRESSURE) -> stats.Interval:
         """Return the mean change over loads: the published pooled changes are the means of the others."""
@@ -228,15 +222,13 @@ def levels(frame: pd.DataFrame) -> pd.DataFrame:
     counted = frame[frame["counted"]].copy()
     counted["latency_s"] = counted["latency_s"].where(counted["correct"].astype(bool), np.inf)
     rows = []
-    for key, part in counted.groupby(["family", "abort", "load", "policy"]):
+    for row, part in grouped(counted, ["family", "abort", "load", "policy"]):
         latency_s = part["latency_s"].to_numpy(float)
-        span_s = sum(of["arrival_s"].max() - of["arrival_s"].min() for _, of in part.groupby("replicate"))
-        row = dict(zip(("family", "abort", "load", "policy"), key, strict=True)) | {"n": len(part)}
-        row["goodput_per_s"] = float((latency_s <= SLO_S).sum() / span_s)
+        span_s = sum(np.ptp(arrival_s) for _, arrival_s in part.groupby("replicate")["arrival_s"])
+        row |= {"n": len(part), "goodput_per_s": float((latency_s <= SLO_S).sum() / span_s)}
         row |= {name: float(_measure(latency_s, name)) for name in MEASURES}
-        row |= {name: float(part[name].mean()) for name in ("n_in_flight", "n_queued", "n_running", "kv_tokens")}
-        row |= {"n_aborted": int(part["n_aborted"].sum()), "wasted_share": _wasted(part)}
-        rows.append(row)
+        row |= part[["n_in_flight", "n_queued", "n_running", "kv_tokens"]].mean().to_dict()
+        rows.append(row | {"n_aborted": int(part["n_aborted"].sum()), "wasted_share": _wasted(part)})
     return serving_cells.table(rows)
 
 
@@ -272,21 +264,21 @@ def changes(comparison: Comparison) -> pd.DataFrame:
 
 def work(frame: pd.DataFrame) -> pd.DataFrame:
     """Return what each policy saves against suffix from the revision to the correct end, all loads together."""
+    measures = {"tokens": "completion_after_tokens", "wall": "wall_after_s", "calls": "n_calls_after"}
     rows = []
     for setting, loads in settings(frame):
-        part = frame[
-            (frame["family"] == setting.family) & (frame["abort"] == setting.abort) & frame["load"].isin(loads)
-        ]
-        row: dict[str, Any] = setting._asdict()
-        for name, column in (
-            ("tokens", "completion_after_tokens"),
-            ("wall", "wall_after_s"),
-            ("calls", "n_calls_after"),
-        ):
-            found = serving_cells.saving(part, setting.policy, column)
-            row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high, "n": found.n}
-        rows.append(row)
+        part = main(frame, setting.family, setting.abort)
+        rows.append(setting._asdict() | saved(part[part["load"].isin(loads)], setting.policy, measures))
     return serving_cells.table(rows)
+
+
+def saved(part: pd.DataFrame, policy: str, measures: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a policy saves against suffix, in percent, with its interval: name -> column of what is saved."""
+    row: dict[str, Any] = {}
+    for name, column in measures.items():
+        found = serving_cells.saving(part, policy, column)
+        row |= columns(name, found) | {"n": found.n}
+    return row
 
 
 def causes(frame: pd.DataFrame) -> pd.DataFrame:
@@ -296,15 +288,14 @@ def causes(frame: pd.DataFrame) -> pd.DataFrame:
     are about to miss the objective, and what it does to a quantile on how much of a latency is waiting for others.
     """
     rows = []
-    for family, part in frame[(frame["abort"] == "0 s") & frame["policy"].isin(["revise", "suffix"])].groupby("family"):
-        for load, at in part.groupby("load"):
-            row: dict[str, Any] = {"family": family, "load": load}
-            for name, column in (("tokens_saved", "completion_after_tokens"), ("wall_saved", "wall_after_s")):
-                row[name] = serving_cells.saving(at, "revise", column).value
-            for policy, of in at[at["counted"]].groupby("policy"):
-                row |= {f"in_flight_{policy}": of["n_in_flight"].mean(), f"p50_{policy}": of["latency_s"].median()}
-                row[f"near_{policy}"] = 100 * of["latency_s"].between(0.9 * SLO_S, 1.1 * SLO_S).mean()
-            rows.append(row)
+    chosen = frame[(frame["abort"] == "0 s") & frame["policy"].isin(["revise", "suffix"])]
+    for row, at in grouped(chosen, ["family", "load"]):
+        for name, column in (("tokens_saved", "completion_after_tokens"), ("wall_saved", "wall_after_s")):
+            row[name] = serving_cells.saving(at, "revise", column).value
+        for policy, of in at[at["counted"]].groupby("policy"):
+            row |= {f"in_flight_{policy}": of["n_in_flight"].mean(), f"p50_{policy}": of["latency_s"].median()}
+            row[f"near_{policy}"] = 100 * of["latency_s"].between(0.9 * SLO_S, 1.1 * SLO_S).mean()
+        rows.append(row)
     return serving_cells.table(rows)
 
 
@@ -318,9 +309,9 @@ def trends(comparison: Comparison) -> pd.DataFrame:
     return serving_cells.table(rows)
 
 
-def main(frame: pd.DataFrame, family: str) -> pd.DataFrame:
-    """Return the rows of a family under aborts that take effect at once, as the comparisons with the paper take them."""
-    return frame[(frame["family"] == family) & (frame["abort"] == "0 s")]
+def main(frame: pd.DataFrame, family: str, abort: str = "0 s") -> pd.DataFrame:
+    """Return the rows of a family; by default under aborts that take effect at once, as the comparisons take them."""
+    return frame[(frame["family"] == family) & (frame["abort"] == abort)]
 
 
 def published() -> dict[str, dict[float, float]]:
@@ -343,18 +334,24 @@ def verdicts(changes: pd.DataFrame, trends: pd.DataFrame) -> list[str]:
     for row in chosen.to_dict("records"):
         better = 1 if row["measure"].startswith("goodput") else -1
         points = main(changes, row["family"]).query("policy == 'revise' and measure == @row['measure']")
-        clear = [f"{of.load:g}" for of in points.itertuples() if min(better * of.low, better * of.high) > 0]
-        worse = [f"{of.load:g}" for of in points.itertuples() if max(better * of.low, better * of.high) < 0]
-        grows = min(better * row["low"], better * row["high"]) > 0 and row["p"] <= 0.05
-        shrinks = max(better * row["low"], better * row["high"]) < 0 and row["p"] <= 0.05
-        trend = "grows" if grows else "shrinks" if shrinks else "neither grows nor shrinks beyond its interval"
+        sides = [(f"{of['load']:g}", better * _side(of)) for of in points.to_dict("records")]
+        clear, worse = (", ".join(load for load, side in sides if side == one) for one in (1, -1))
+        trend = better * _side(row) if row["p"] <= 0.05 else 0
         lines.append(
-            f"{row['family']}, {row['measure']}: better than suffix beyond the interval at {', '.join(clear) or 'no load'}"
-            f"{', worse at ' + ', '.join(worse) if worse else ''}; from 1.0 to 1.3 x the gain {trend}"
+            f"{row['family']}, {row['measure']}: better than suffix beyond the interval at {clear or 'no load'}"
+            f"{', worse at ' + worse if worse else ''}; from 1.0 to 1.3 x the gain {_TRENDS[trend]}"
             f" ({row['value']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}] points per 0.1 x, p = {row['p']:.3f}"
             f" among {row['n_orders']} orders)"
         )
     return lines
+
+
+_TRENDS = {1: "grows", 0: "neither grows nor shrinks beyond its interval", -1: "shrinks"}
+
+
+def _side(row: Mapping[str, Any]) -> int:
+    """Return on which side of 0 an interval lies; 0 if on both."""
+    return int(row["low"] > 0) - int(row["high"] < 0)
 
 
 def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -368,34 +365,28 @@ def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
     ]
     measures = {"goodput_25": "goodput", "p99": "p99"}
     for (_, measure), found in compare(pair, measures).items():
-        name, loads = measures[measure], found.loads
-        rows += [
-            serving_cells.value_row(f"R19.{name}.{load:.1f}", found.at(load), source)
-            for load in PRESSURE
-            if load in loads
-        ]
-        if set(PRESSURE) <= set(loads):
+        name = measures[measure]
+        loads = [load for load in PRESSURE if load in found.loads]
+        rows += [serving_cells.value_row(f"R19.{name}.{load:.1f}", found.at(load), source) for load in loads]
+        if len(loads) == len(PRESSURE):
             slope, p, _ = found.trend()
             rows.append(serving_cells.value_row(f"R19.{name}.pooled", found.pooled(), source))
             rows.append(serving_cells.value_row(f"trend.{name}", slope, f"{source}, permutation p = {p:.3f}"))
-    design = {"value": _design(pair), "low": None, "high": None, "n": len(pair), "unit": "design"}
     capacity = f"{source}; our capacity {frame['capacity_per_s'].iloc[0]:g}/s, found by scanning suffix alone"
+    rows.append(value_row("R20", _design(pair), len(pair), "design", capacity))
+    return [*rows, incorrect(frame, source)]
+
+
+def incorrect(frame: pd.DataFrame, source: str) -> dict[str, Any]:
+    """Return how many workflows were wrong, as a row of ``values.json``."""
     wrong = int((~frame["correct"].astype(bool)).sum())
-    counts = {"low": wrong, "high": wrong, "n": len(frame), "unit": "workflows", "source": source}
-    return [*rows, {"id": "R20", **design, "source": capacity}, {"id": "n_incorrect", "value": wrong, **counts}]
+    return value_row("n_incorrect", wrong, len(frame), "workflows", source, wrong, wrong)
 
 
 def _design(pair: pd.DataFrame) -> str:
     """Return ``as published``, or what of the design is another one."""
-    wanted: dict[str, list[Any]] = {
-        "load": list(LOADS),
-        "policy": ["revise", "suffix"],
-        "replicate": [0, 1, 2],
-        "n_workflows": [500],
-        "n_tenants": [64],
-        "n_replicas": [4],
-        "revised_share": [0.5],
-    }
+    wanted: dict[str, list[Any]] = {"load": list(LOADS), "policy": ["revise", "suffix"], "replicate": [0, 1, 2]}
+    wanted |= {"n_workflows": [500], "n_tenants": [64], "n_replicas": [4], "revised_share": [0.5]}
     found = {name: sorted(pair[name].unique().tolist()) for name in wanted}
     other = [f"{name} {', '.join(map(str, found[name]))}" for name in wanted if found[name] != wanted[name]]
     return "; ".join(other) or "as published"
