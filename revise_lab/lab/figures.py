@@ -472,12 +472,19 @@ def _share_panels(parts: Mapping[str, pd.DataFrame]) -> tuple[Figure, Any]:
 def _variants(part: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """Yield one line per policy; other settings that vary get hollow markers and are named in the legend."""
     varying = [key for key in _SETTINGS if key in part and part[key].nunique() > 1]
+    markers: dict[str, str] = {}
     for (policy, *settings), line in part.sort_values("coverage").groupby(["policy", *varying], sort=False):
         look = policy_style(str(policy)).line()
         named = [f"{key} {value}" for key, value in zip(varying, settings, strict=True) if value != _SETTINGS[key]]
         if named:
-            look |= {"label": f"{look['label']}, {', '.join(named)}", "linestyle": ":"}
-            look |= {"markerfacecolor": "white", "marker": _SPARE_MARKERS[sum(map(ord, named[0])) % 4]}
+            other = ", ".join(named)
+            marker = markers.setdefault(other, _SPARE_MARKERS[len(markers) % len(_SPARE_MARKERS)])
+            look |= {
+                "label": f"{look['label']}, {other}",
+                "linestyle": ":",
+                "markerfacecolor": "white",
+                "marker": marker,
+            }
         yield look, line
 
 

@@ -232,6 +232,19 @@ def provenance_frame():
     return frame.assign(n=1000)
 
 
+def test_settings_that_vary_are_told_apart():
+    one = provenance_frame().assign(loss="coarse", arrival="last")
+    frames = [
+        one,
+        one.assign(loss="unknown"),
+        one.assign(arrival="uniform"),
+        one.assign(loss="unknown", arrival="uniform"),
+    ]
+    lines = provenance(pd.concat(frames))[0].axes[0].get_legend_handles_labels()[0]
+    looks = [(line[0].get_marker(), line[0].get_color(), line[0].get_linestyle()) for line in lines]
+    assert len(set(looks)) == len(looks) == 4
+
+
 def test_closed_form_meets_the_three_published_points():
     points = {c: figures.closed_form("read", c) for c in (0.0, 0.5, 1.0)}
     assert points[0.0] == (1.0, 1.0)
