@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from revise_lab.errors import ReviseLabError, RevisionRefused, RunBlocked, RunCancelled, RunFailed
 from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.selector import Path, parse_path
-from revise_lab.records.value import ABSENT, Value, thaw, walk
+from revise_lab.records.value import ABSENT, Value, equal, thaw, walk
 from revise_lab.records.workflow import Node
 from revise_lab.runtime.driver import AttemptSpan
 from revise_lab.runtime.session import Acceptance, Run, Session
@@ -143,7 +143,10 @@ class GraphRun(Run):
 
     @staticmethod
     def _restored(value: Value, raws: list[Any]) -> Any:
-        return restore(value, next((raw for raw in reversed(raws) if image(raw) == value), raws[-1]))
+        for raw in reversed(raws):
+            if equal(image(raw), value):
+                return raw
+        return restore(value, raws[-1])
 
     async def _invoke(self) -> Any:
         config = dict(self._config)
@@ -159,7 +162,7 @@ class GraphRun(Run):
         state = await graph.ainvoke(self._input(), config)
         answers = list(self._answers)
         while asked := _asked(state):
-            found = next((each for each in answers if image(each[0]) == image(asked[0].value)), None)
+            found = next((each for each in answers if equal(image(each[0]), image(asked[0].value))), None)
             if found is None:
                 break
             answers.remove(found)

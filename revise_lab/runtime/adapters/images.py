@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-from revise_lab.records.value import ABSENT, Arr, Obj, Value, freeze, thaw
+from revise_lab.records.value import ABSENT, Arr, Obj, Value, equal, freeze, thaw
 
 TYPE: Final = "~type"
 """Where the image of an object says what class it was."""
@@ -31,14 +31,16 @@ def fields_of(value: Any) -> tuple[str, ...] | None:
     return None
 
 
-def is_plain(value: Any) -> bool:
-    """Say whether a value is exactly what its image thaws to."""
+def is_plain(value: Any, frozen: Value) -> bool:
+    """Say whether a value is what its image thaws to, and this its image: looked at side by side, nothing is built."""
     kind = type(value)
-    if kind in _LEAVES:
-        return True
     if kind is dict:
-        return all(type(key) is str and is_plain(item) for key, item in value.items())
-    return kind is list and all(map(is_plain, value))
+        if type(frozen) is not Obj or len(value) != len(frozen):
+            return False
+        return all(type(key) is str and is_plain(item, frozen.get(key, ABSENT)) for key, item in value.items())
+    if kind is list:
+        return type(frozen) is Arr and len(value) == len(frozen) and all(map(is_plain, value, frozen))
+    return kind in _LEAVES and equal(value, frozen)
 
 
 def image(value: Any) -> Value:
@@ -73,7 +75,7 @@ def restore(new: Value, like: Any) -> Any:
     like : Any
         The value before the patch; what did not change in the image is kept from it.
     """
-    if like is not ABSENT and image(like) == new:
+    if like is not ABSENT and equal(image(like), new):
         return like
     names = None if like is ABSENT or type(new) is not Obj else fields_of(like)
     if names is not None:

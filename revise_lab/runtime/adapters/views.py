@@ -20,7 +20,7 @@ from revise_lab.core.tracking import _Top
 from revise_lab.core.unread import UNREAD
 from revise_lab.errors import ReadOnlyState
 from revise_lab.records.selector import Marker, Path, Role
-from revise_lab.records.value import ABSENT, Value, freeze, kind_of, step, walk
+from revise_lab.records.value import ABSENT, Value, equal, kind_of, step, walk
 
 from .images import fields_of, image, is_plain
 
@@ -56,7 +56,7 @@ class Sight:
 
     def mutated(self) -> list[str]:
         """Return the places whose copies the node has changed in place."""
-        return [place for place, lent, was in self._lent if image(lent) != was]
+        return [place for place, lent, was in self._lent if not equal(image(lent), was)]
 
     def lend(self, place: str, raw: Any) -> Any:
         """Return a copy for this attempt alone, whose changes are noticed and reach nobody."""
@@ -87,7 +87,7 @@ class Sight:
         if value is not ABSENT and fields_of(raw) is not None:
             self.recorder.record(artifact, path, Marker.KIND, kind_of(value))
             return _object_view(self, artifact, path, value, raw)
-        if value is not ABSENT and is_plain(raw) and freeze(raw) == value:
+        if value is not ABSENT and is_plain(raw, value):
             return _ordered(deliver(self.recorder, artifact, path, value), raw)
         if value is ABSENT:
             self.recorder.record(artifact, path, Marker.HAS, observed=False)

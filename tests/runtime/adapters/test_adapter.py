@@ -21,6 +21,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 from pydantic import BaseModel
 from shapes import REQ, SHAPES, TRIP, Ask, Outbox, Req, changed, loop, nested, pydantic_state, run_virtual, sends, trip
@@ -90,6 +91,45 @@ def test_several_paths_at_once_are_one_revision():
         assert len([entry for entry in run.journal if isinstance(entry, ev.Accepted)]) == 1
 
     run_virtual(main())
+
+
+def test_a_value_that_python_takes_for_the_old_one_is_new_all_the_same():
+    seen = []
+
+    async def a(state: State):
+        await asyncio.sleep(0.1)
+        seen.append(state["req"]["k"])
+        return {"a": repr(state["req"]["k"])}
+
+    async def b(state: State, runtime: Runtime):  # runs on a copy
+        await asyncio.sleep(0.1)
+        return {"b": repr(state["req"]["k"])}
+
+    async def main():
+        run = RevisableGraph(chain(a, b, wide=True)).start({"req": {"k": 1}})
+        await asyncio.sleep(0.05)
+        await run.revise("req.k", True)
+        return (await run.result()).state
+
+    assert repr(run_virtual(main())) == repr({"req": {"k": True}, "a": "True", "b": "True", "log": []})
+    assert repr(seen) == "[1, True]", "the first attempt had read the old value"
+
+
+def test_a_pin_that_python_takes_for_the_old_value_is_new_all_the_same():
+    async def a(state: State):
+        return {"req": {"k": 1, **state["req"]}}
+
+    async def b(state: State):
+        await asyncio.sleep(0.1)
+        return {"b": repr(state["req"]["k"])}
+
+    async def main():
+        run = RevisableGraph(chain(a, b)).start({"req": {"go": 1}})
+        await asyncio.sleep(0.05)
+        await run.revise("a.req.k", 1.0)
+        return (await run.result()).state
+
+    assert repr(run_virtual(main())) == repr({"req": {"k": 1.0, "go": 1}, "b": "1.0", "log": []})
 
 
 def test_the_output_of_a_node_can_be_pinned():
