@@ -17,7 +17,7 @@ from revise_lab.records.workflow import Node
 from revise_lab.runtime.driver import AttemptSpan
 from revise_lab.runtime.session import Acceptance, Run, Session
 
-from .calls import inside, watching
+from .calls import Inside, watching
 from .growing import Growing, PassBegins, PassEnds
 from .images import image, restore
 from .scope import Placement, Scope
@@ -248,7 +248,7 @@ class GraphRun(Run):
         return acceptance
 
     def _revise(self, revision: Revision) -> Acceptance:
-        with inside(None):  # a node may revise; what the revision sets off, a call to a target say, is not its doing
+        with Inside(None):  # a node may revise; what the revision sets off, a call to a target say, is not its doing
             return super().revise(revision)
 
     async def resume(self, answer: Any) -> None:

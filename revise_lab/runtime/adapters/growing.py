@@ -11,21 +11,32 @@ retracted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, KeysView, Mapping
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol
 
 from revise_lab.core.machine import Machine
 from revise_lab.core.table import Attempt, NodeRun
 from revise_lab.records import event as ev
 from revise_lab.records.attempt import AttemptState
 from revise_lab.records.selector import Marker, Path, Read, Role, Selector
-from revise_lab.records.value import ABSENT, Obj, Value, walk
+from revise_lab.records.value import ABSENT, Obj, Value, make, walk
 from revise_lab.records.workflow import Node
 
 GOTO = "~goto"
 """The member of an output under which the nodes that it schedules are named."""
-Origins = tuple[tuple[str, str, Path], ...]
-"""(state key, artifact, place in it): who wrote what a task finds in its state."""
+
+
+class Author(Protocol):
+    """What this module needs to know of where a value of the state comes from."""
+
+    @property
+    def places(self) -> tuple[tuple[str, Path], ...]:
+        """(artifact, place in it) of everybody who wrote it."""
+
+
+Origins = Mapping[str, Author]
+"""By state key: who wrote what a task finds in its state."""
 
 
 class Arrive(NamedTuple):
@@ -65,7 +76,7 @@ class Growing(Machine):
     def handle(self, event: Any) -> list[ev.Instruction]:
         """Handle an event of the machine, or one of the framework's."""
         if isinstance(event, Arrive):
-            return self._outside(lambda: self._arrive(event))
+            return self._outside(self._arrive, event)
         if isinstance(event, PassBegins):
             self.exhausted, self._seen = False, set[str]()
             for kept in (self._origins, self._at_start, self.keys_read):
@@ -73,11 +84,12 @@ class Growing(Machine):
                     del kept[gone]
             return []
         if isinstance(event, PassEnds):
-            return self._outside(lambda: self._pass_ends(event))
+            return self._outside(self._pass_ends, event)
         if not isinstance(event, ev.Start):
             return super().handle(event)
-        if event.node in self._ready:
-            self._wire(self.runs[event.node], ())
+        run = self._ready.get(event.node)
+        if run is not None:
+            self._wire(run, ())
         orders = super().handle(event)
         self._note_start(self.runs[event.node])
         return orders
@@ -95,9 +107,9 @@ class Growing(Machine):
         self.keys_read: dict[str, set[str]] = {}
         """By attempt: the keys of its state that it has asked for; its execution adds to it."""
 
-    def _outside(self, change: Any) -> list[ev.Instruction]:
+    def _outside(self, change: Any, event: Any) -> list[ev.Instruction]:
         self._out = []
-        change()
+        change(event)
         self._settle()
         if self.validate:
             self.check_invariants()
@@ -133,6 +145,8 @@ class Growing(Machine):
     def _wire(self, run: NodeRun, read: Iterable[str]) -> None:
         """Make the parents of a node those that schedule it and those whose outputs its live attempt has read."""
         names = dict.fromkeys((*self._triggers[run.name], *read))
+        if not names and not run.parents:
+            return
         wanted = [self.runs[name] for name in names if name in self.runs and name != run.name]
         for parent in [each for each in run.parents if each not in wanted]:
             run.parents.remove(parent)
@@ -166,8 +180,13 @@ class Growing(Machine):
     @property
     def quiet(self) -> bool:
         """Whether nothing runs and the framework has nothing left to schedule."""
-        running = any(attempt.state is AttemptState.RUNNING for attempt in self._live.values())
-        return self.exhausted and not running and not self._asked
+        if not self.exhausted or self._asked:
+            return False
+        return not any(attempt.state is AttemptState.RUNNING for attempt in self._live.values())
+
+    def under_way(self) -> KeysView[str]:
+        """Return the attempts that have neither counted nor been given up."""
+        return self._live.keys()
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 
@@ -175,11 +194,11 @@ class Growing(Machine):
         assert run.attempt is not None
         started = run.attempt.id
         self._at_start[started] = {each.name: each.current.id if each.current else None for each in self.runs.values()}
-        self._origins[started] = self._latest.get(run.name, ())
+        self._origins[started] = self._latest.get(run.name, {})
 
     def _snapshot(self, attempt_id: str, run: NodeRun) -> ev.Execute:
-        parents = {name: self.values.get(name, ABSENT) for name in self.runs}
-        return ev.Execute(attempt_id, run.name, run.key, self.version, self.inputs, parents)
+        parents = dict(zip(self.runs, map(self.values.get, self.runs, repeat(ABSENT)), strict=True))
+        return make(ev.Execute, (attempt_id, run.name, run.key, self.version, self.inputs, parents))
 
     def _record(self, attempt: Attempt, reads: Iterable[Read]) -> None:
         """Add reads; whoever wrote what was read becomes a parent."""
@@ -197,11 +216,8 @@ class Growing(Machine):
 
     def _same_writers(self, attempt: Attempt, now: Origins) -> bool:
         """Say whether what an attempt asked of its state still comes from the same writers."""
-        then = self._origins.get(attempt.id, ())
-        if then == now:
-            return True
-        before, after = _by_key(then), _by_key(now)
-        return all(before.get(key) == after.get(key) for key in self.keys_read.get(attempt.id, ()))
+        then = self._origins.get(attempt.id, {})
+        return all(_places(then, key) == _places(now, key) for key in self.keys_read.get(attempt.id, ()))
 
 
 def _lanes(output: Value) -> Value:
@@ -209,8 +225,5 @@ def _lanes(output: Value) -> Value:
     return lanes if type(lanes) is Obj else ()
 
 
-def _by_key(origins: Origins) -> dict[str, list[tuple[str, Path]]]:
-    found: dict[str, list[tuple[str, Path]]] = {}
-    for key, artifact, path in origins:
-        found.setdefault(key, []).append((artifact, path))
-    return found
+def _places(origins: Origins, key: str) -> tuple[tuple[str, Path], ...]:
+    return origins[key].places if key in origins else ()

@@ -17,12 +17,18 @@ from revise_lab.records.value import ABSENT, Arr, Obj, Value, equal, freeze, tha
 
 TYPE: Final = "~type"
 """Where the image of an object says what class it was."""
-_LEAVES: Final = frozenset({str, int, float, bool, type(None)})
+LEAVES: Final = frozenset({str, int, float, bool, type(None)})
+"""Types of values that have nothing inside."""
+_PLAIN: Final = LEAVES | {dict, list, tuple}
+_FROZEN: Final = frozenset({str, bool, type(None), Obj, Arr})
+"""What is its own image; an integer may be too long, and a float has several spellings."""
 
 
 def fields_of(value: Any) -> tuple[str, ...] | None:
     """Return the names of the fields of a pydantic model or a dataclass instance, ``None`` for anything else."""
     kind = type(value)
+    if kind in _PLAIN:
+        return None
     declared = getattr(kind, "model_fields", None)
     if isinstance(declared, dict):
         return (*declared, *(getattr(value, "__pydantic_extra__", None) or ()))
@@ -40,13 +46,15 @@ def is_plain(value: Any, frozen: Value) -> bool:
         return all(type(key) is str and is_plain(item, frozen.get(key, ABSENT)) for key, item in value.items())
     if kind is list:
         return type(frozen) is Arr and len(value) == len(frozen) and all(map(is_plain, value, frozen))
-    return kind in _LEAVES and equal(value, frozen)
+    return kind in LEAVES and equal(value, frozen)
 
 
 def image(value: Any) -> Value:
     """Return the frozen image of a value."""
     kind = type(value)
-    if kind in _LEAVES or kind is Obj or kind is Arr:
+    if kind in _FROZEN:
+        return value
+    if kind in LEAVES:
         return freeze(value)
     if hasattr(kind, "__revise_value__"):
         return value.__revise_value__()

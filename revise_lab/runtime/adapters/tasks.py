@@ -12,6 +12,7 @@ import copy
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -21,11 +22,11 @@ from revise_lab.records import event as ev
 from revise_lab.records.attempt import Coverage
 from revise_lab.records.effect import Effect
 from revise_lab.records.selector import Marker, Path, Read
-from revise_lab.records.value import ABSENT, Value, freeze, walk
+from revise_lab.records.value import ABSENT, Value, freeze, make, walk
 from revise_lab.records.workflow import Kind, Node
 from revise_lab.runtime.driver import AttemptSpan, Driver, _Task
 
-from .calls import inside
+from .calls import Inside
 from .growing import GOTO, Arrive, Growing
 from .images import image, restore
 from .scope import Placement
@@ -84,7 +85,8 @@ class TaskExecution:
         """What the node returned."""
         self.notes: list[str] = []
         self.run_id = ""
-        self.on_call: Callable[[], None] = lambda: None
+        self.span: AttemptSpan | None = None
+        """Where the driver keeps count of its calls."""
         self._streams: list[Any] = []
         self._sent = 0
 
@@ -99,7 +101,8 @@ class TaskExecution:
     def count_call(self) -> None:
         """Take note of a model call."""
         self.n_calls += 1
-        self.on_call()
+        if self.span is not None:
+            self.span.n_calls += 1
 
     def stage(self, effect: Effect) -> None:
         """Hold back an effect; a second one in a slot is numbered."""
@@ -116,16 +119,17 @@ class TaskExecution:
         return ev.Observe(self.order.attempt, reads, coverage) if reads else None
 
     def _new_reads(self) -> tuple[tuple[Read, ...], Coverage]:
-        recorded = list(self.recorder.reads.items())
-        fresh, self._sent = recorded[self._sent :], len(recorded)
-        return tuple(Read(selector, observed) for selector, observed in fresh), self.recorder.coverage
+        reads = self.recorder.reads
+        fresh = tuple([make(Read, each) for each in islice(reads.items(), self._sent, None)])
+        self._sent = len(reads)
+        return fresh, self.recorder.coverage
 
     # --- running -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> ev.Finish | ev.Fail:
         """Run the node to its end and return the event; an exception is an outcome too."""
         try:
-            with inside(self):
+            with Inside(self):
                 self.raw = unwrapped(await self._called())
             output = self._output(self.raw)
         except Exception as error:
@@ -134,7 +138,7 @@ class TaskExecution:
             await self._close_streams()
         self.notes += [f"changed {place} in place; the change stays with its attempt" for place in self.sight.mutated()]
         reads, coverage = self._new_reads()
-        return ev.Finish(self.order.attempt, output, reads, coverage, (), tuple(self.effects))
+        return make(ev.Finish, (self.order.attempt, output, reads, coverage, (), tuple(self.effects)))
 
     def failed(self, error: BaseException) -> ev.Fail:
         """Return the event of a node that ended with an exception."""
@@ -235,7 +239,8 @@ class TaskDriver(Driver):
         self.broken_off = False
         """Whether the pass that is under way has been overtaken by a revision."""
         self._jobs: dict[str, tuple[Placement, Job]] = {}
-        self._waiters: dict[asyncio.Future[None], str] = {}
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        """By attempt: who waits for its end; under no name whoever waits for anything to happen."""
 
     # --- what the framework asks ---------------------------------------------------------------------------------------
 
@@ -251,23 +256,25 @@ class TaskDriver(Driver):
         if self.broken_off:
             await self._dying()
         self._jobs[name] = placement, job
-        origins = tuple((key, *place) for key, origin in placement.origins.items() for place in origin.places)
-        self.schedule(Arrive(name, node, *placement[1:5], job.alone, origins if job.is_state else ()))
+        origins = placement.origins if job.is_state else {}
+        self.schedule(make(Arrive, (name, node, *placement[1:5], job.alone, origins)))
         self._wake()
+        machine = self.machine
         mine: TaskExecution | None = None
         while True:
-            run = self.machine.runs[name]
-            if run.settled and run.current is not None and run.attempt is None:
+            run = machine.runs[name]
+            attempt = run.attempt
+            if run.settled and run.current is not None and attempt is None:
                 return self._counts(name, run.current.id)
-            if run.attempt is not None:
-                mine = self.executions.get(run.attempt.id)
-            elif mine is not None and mine.error is not None and mine.order.attempt not in self.machine.attempts:
+            if attempt is not None:
+                mine = self.executions.get(attempt.id)
+            elif mine is not None and mine.error is not None and mine.order.attempt not in machine.attempts:
                 raise mine.error
-            elif name in self.machine.ready() and self.machine.state == "open":
+            elif run.ready and machine.state == "open":
                 self._handle(ev.Start(name))
                 self._on_change()
                 continue
-            await self._moved(name)
+            await self._end_of("" if attempt is None else attempt.id)
             if self.broken_off:
                 await self._dying()
 
@@ -286,29 +293,28 @@ class TaskDriver(Driver):
             return raw
         return _pinned(raw, self.machine.values[name])
 
-    async def _moved(self, name: str) -> None:
-        """Wait until no attempt at a task is on its way any more, or the pass is overtaken."""
+    def _end_of(self, attempt: str) -> asyncio.Future[None]:
+        """Return what is done as soon as an attempt is on its way no more, or the pass is overtaken."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = name
-        try:
-            await waiter
-        finally:
-            self._waiters.pop(waiter, None)
+        self._waiters.setdefault(attempt, []).append(waiter)
+        return waiter
 
     def _wake(self) -> None:
-        runs = self.machine.runs
-        for waiter, name in self._waiters.items():
-            if not waiter.done() and (self.broken_off or name not in runs or runs[name].attempt is None):
-                waiter.set_result(None)
+        under_way = self.machine.under_way()
+        for attempt in [each for each in self._waiters if self.broken_off or each not in under_way]:
+            for waiter in self._waiters.pop(attempt):
+                if not waiter.done():
+                    waiter.set_result(None)
 
     # --- what the driver does differently ------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Carry out effects and seal the run when everything is settled; what starts is the framework's to say."""
-        while slots := self.machine.undoable():
-            self._handle(ev.Compensate(*slots[0]))
-        while slots := self.machine.sendable():
-            self._handle(ev.Dispatch(*slots[0]))
+        if self.machine.outboxes:
+            while slots := self.machine.undoable():
+                self._handle(ev.Compensate(*slots[0]))
+            while slots := self.machine.sendable():
+                self._handle(ev.Dispatch(*slots[0]))
         if self.machine.closable and not self.held:
             self._handle(ev.Close())
             self.pump()
@@ -320,15 +326,11 @@ class TaskDriver(Driver):
         values = dict(self.machine.values)
         node = self.machine.runs[order.node].node
         execution = self.executions[order.attempt] = TaskExecution(order, node, placement, job, values, keys)
-        running = _Task(execution)  # type: ignore[arg-type]
-        span = running.span = self.spans[order.attempt] = AttemptSpan(order.node, order.attempt, self._now_s())
-
-        def count() -> None:
-            span.n_calls += 1
-
-        execution.on_call, execution.run_id = count, self.run_id
-        self._tasks[order.attempt] = running
-        running.task = asyncio.get_running_loop().create_task(self._attempt(order.attempt, running), name=order.attempt)
+        loop = asyncio.get_running_loop()
+        span = self.spans[order.attempt] = AttemptSpan(order.node, order.attempt, loop.time())
+        execution.span, execution.run_id = span, self.run_id
+        running = self._tasks[order.attempt] = _Task(execution, span=span)  # type: ignore[arg-type]
+        running.task = loop.create_task(self._attempt(order.attempt, running), name=order.attempt)
         running.task.add_done_callback(self._note_crash)
 
     async def _bounded(self, execution: Any) -> ev.Finish | ev.Fail:

@@ -22,7 +22,7 @@ from revise_lab.errors import ReadOnlyState
 from revise_lab.records.selector import Marker, Path, Role
 from revise_lab.records.value import ABSENT, Value, equal, kind_of, step, walk
 
-from .images import fields_of, image, is_plain
+from .images import LEAVES, fields_of, image, is_plain
 
 _HANDLE = "~revise"
 
@@ -147,9 +147,8 @@ def _ordered(view: Any, raw: Any) -> Any:
         list.extend(new, [UNREAD] * list.__len__(view))
     else:
         return view
-    for name in ("_recorder", "_artifact", "_path", "_value", "_epoch", "_kids"):
-        setattr(new, name, getattr(view, name))
-    new._raw = raw
+    new._recorder, new._artifact, new._path = view._recorder, view._artifact, view._path
+    new._value, new._epoch, new._kids, new._raw = view._value, view._epoch, view._kids, raw
     return new
 
 
@@ -318,9 +317,11 @@ def is_view(value: Any) -> bool:
 
 def unwrapped(value: Any) -> Any:
     """Return what a node has returned with every view in it replaced by a copy, which reads it whole."""
+    kind = type(value)
+    if kind in LEAVES:
+        return value
     if is_view(value):
         return copy.copy(value)
-    kind = type(value)
     if kind is dict:
         return {key: unwrapped(item) for key, item in value.items()}
     if kind is list or kind is tuple:
