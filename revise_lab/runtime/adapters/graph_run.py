@@ -94,6 +94,7 @@ class GraphRun(Run):
             finally:
                 if self._pass is not None:
                     self._pass.cancel()
+                self.scopes = {}
                 await self._driver.aclose()
 
     def _notify(self) -> None:
@@ -284,7 +285,8 @@ class GraphRun(Run):
             if self._main.done() and not self._main.cancelled() and (error := self._main.exception()):
                 raise error
             if machine.state == "closed":
-                await asyncio.shield(self._main)
+                if not self._main.done() or self._main.cancelled():
+                    await asyncio.shield(self._main)
                 return self._result()
             if machine.state == "cancelled":
                 raise RunCancelled(f"run {self.id} was cancelled - start it again with RevisableGraph.start()")

@@ -86,7 +86,10 @@ class Growing(Machine):
         if isinstance(event, PassEnds):
             return self._outside(self._pass_ends, event)
         if not isinstance(event, ev.Start):
-            return super().handle(event)
+            orders = super().handle(event)
+            if isinstance(event, ev.Finish | ev.Fail):  # it reads no more
+                self._at_start.pop(event.attempt, None)
+            return orders
         run = self._ready.get(event.node)
         if run is not None:
             self._wire(run, ())
@@ -101,7 +104,7 @@ class Growing(Machine):
         self._origins: dict[str, Origins] = {}
         """By attempt: who had written what it found in its state."""
         self._at_start: dict[str, dict[str, str | None]] = {}
-        """By attempt: the current attempt of every node when it started."""
+        """By attempt that runs: the current attempt of every node when it started."""
         self._latest: dict[str, Origins] = {}
         self._alone: dict[str, bool] = {}
         self.keys_read: dict[str, set[str]] = {}

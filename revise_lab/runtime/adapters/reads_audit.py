@@ -37,6 +37,7 @@ async def audit_reads(graph: RevisableGraph, input: Any, config: Mapping[str, An
     Keys that a reducer has put together, and nodes that run on copies, are read whole and have nothing to change.
     """
     run = graph.start(input, config)
+    run.tasks.keeps_jobs = True
     await run.result()
     found: list[HiddenRead] = []
     for name, node in run.machine.runs.items():

@@ -74,6 +74,7 @@ class TaskExecution:
     def __init__(
         self, order: ev.Execute, node: Node, placement: Placement, job: Job, values: Mapping[str, Value], keys: set[str]
     ) -> None:
+        self.attempt = order.attempt
         self.order, self.node, self.placement, self.job = order, node, placement, job
         self.recorder = Recorder()
         self.sight = Sight(self.recorder, values)
@@ -95,7 +96,7 @@ class TaskExecution:
     @property
     def headers(self) -> dict[str, str]:
         """What tells an endpoint which attempt asks."""
-        who = {"node": self.order.node, "attempt": self.order.attempt, "run": self.run_id}
+        who = {"node": self.node.name, "attempt": self.attempt, "run": self.run_id}
         return {f"x-revise-{name}": quote(value) for name, value in who.items() if value}
 
     def count_call(self) -> None:
@@ -116,7 +117,7 @@ class TaskExecution:
     def flush(self) -> ev.Observe | None:
         """Return the reads made since the last report, or ``None``."""
         reads, coverage = self._new_reads()
-        return ev.Observe(self.order.attempt, reads, coverage) if reads else None
+        return ev.Observe(self.attempt, reads, coverage) if reads else None
 
     def _new_reads(self) -> tuple[tuple[Read, ...], Coverage]:
         reads = self.recorder.reads
@@ -138,13 +139,13 @@ class TaskExecution:
             await self._close_streams()
         self.notes += [f"changed {place} in place; the change stays with its attempt" for place in self.sight.mutated()]
         reads, coverage = self._new_reads()
-        return make(ev.Finish, (self.order.attempt, output, reads, coverage, (), tuple(self.effects)))
+        return make(ev.Finish, (self.attempt, output, reads, coverage, (), tuple(self.effects)))
 
     def failed(self, error: BaseException) -> ev.Fail:
         """Return the event of a node that ended with an exception."""
         self.error = error
         reads, coverage = self._new_reads()
-        return ev.Fail(self.order.attempt, f"{type(error).__name__}: {error}", True, reads, coverage, ())
+        return ev.Fail(self.attempt, f"{type(error).__name__}: {error}", True, reads, coverage, ())
 
     async def _called(self) -> Any:
         job = self.job
@@ -159,9 +160,9 @@ class TaskExecution:
                 raise
             if self.n_calls or self.effects:
                 raise UntrackableRead(
-                    f"node {self.order.node!r}: {error} - it has called a model or staged an effect before, so it cannot be"
+                    f"node {self.node.name!r}: {error} - it has called a model or staged an effect before, so it cannot be"
                     " run again on plain values - read through the state in Python, or copy.deepcopy it first",
-                    node=self.order.node,
+                    node=self.node.name,
                 ) from error
             return await self._raw(str(error).partition(" - ")[0])
 
@@ -197,6 +198,10 @@ class TaskExecution:
         found = {key: image(value) for key, value in updates_of(raw).items()}
         lanes = self.job.lanes(raw)
         return freeze(found if lanes is None else {**found, GOTO: {key: image(value) for key, value in lanes.items()}})
+
+    def let_go(self) -> None:
+        """Forget all but the outcome: it would live as long as the run, and LangGraph's part of it is large."""
+        del self.job, self.order, self.placement, self.sight, self.recorder
 
     async def _close_streams(self) -> None:
         for stream in self._streams:
@@ -238,6 +243,8 @@ class TaskDriver(Driver):
         """The last attempt at each task, and the one whose output counts."""
         self.broken_off = False
         """Whether the pass that is under way has been overtaken by a revision."""
+        self.keeps_jobs = False
+        """Whether an attempt that has ended can be run again."""
         self._jobs: dict[str, tuple[Placement, Job]] = {}
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         """By attempt: who waits for its end; under no name whoever waits for anything to happen."""
@@ -265,10 +272,11 @@ class TaskDriver(Driver):
             run = machine.runs[name]
             attempt = run.attempt
             if run.settled and run.current is not None and attempt is None:
+                self._jobs.pop(name, None)
                 return self._counts(name, run.current.id)
             if attempt is not None:
                 mine = self.executions.get(attempt.id)
-            elif mine is not None and mine.error is not None and mine.order.attempt not in machine.attempts:
+            elif mine is not None and mine.error is not None and mine.attempt not in machine.attempts:
                 raise mine.error
             elif run.ready and machine.state == "open":
                 self._handle(ev.Start(name))
@@ -308,6 +316,11 @@ class TaskDriver(Driver):
 
     # --- what the driver does differently ------------------------------------------------------------------------------
 
+    async def aclose(self) -> None:
+        """Cancel what still runs and wait for it; waiting for nothing would take two turns of the event loop."""
+        if self._tasks or self.dispatcher.tasks:
+            await super().aclose()
+
     def pump(self) -> None:
         """Carry out effects and seal the run when everything is settled; what starts is the framework's to say."""
         if self.machine.outboxes:
@@ -339,7 +352,9 @@ class TaskDriver(Driver):
             try:
                 self.dispatcher.check(event)
             except ReviseLabError as error:
-                return execution.failed(error)  # type: ignore[no-any-return]
+                event = execution.failed(error)
+        if not self.keeps_jobs:
+            execution.let_go()
         return event
 
 

@@ -164,7 +164,6 @@ class TaskState(_Top):
     def __init__(self, sight: Sight, origins: Mapping[str, Origin], raw: Mapping[str, Any]) -> None:
         super().__init__(sight.recorder)
         self._sight, self._origins, self._raw = sight, origins, raw
-        sight.recorder.attach(lambda name: sight.values.get(name, ABSENT), lambda: self._whole(Role.DATA))
 
     def _place(self) -> str:
         return "the state"
