@@ -75,19 +75,20 @@ class Growing(Machine):
 
     def handle(self, event: Any) -> list[ev.Instruction]:
         """Handle an event of the machine, or one of the framework's."""
-        if isinstance(event, Arrive):
+        kind = type(event)
+        if kind is Arrive:
             return self._outside(self._arrive, event)
-        if isinstance(event, PassBegins):
+        if kind is PassBegins:
             self.exhausted, self._seen = False, set[str]()
             for kept in (self._origins, self._at_start, self.keys_read):
                 for gone in [each for each in kept if each not in self.attempts]:
                     del kept[gone]
             return []
-        if isinstance(event, PassEnds):
+        if kind is PassEnds:
             return self._outside(self._pass_ends, event)
-        if not isinstance(event, ev.Start):
+        if kind is not ev.Start:
             orders = super().handle(event)
-            if isinstance(event, ev.Finish | ev.Fail):  # it reads no more
+            if kind is ev.Finish or kind is ev.Fail:  # it reads no more
                 self._at_start.pop(event.attempt, None)
             return orders
         run = self._ready.get(event.node)

@@ -60,7 +60,7 @@ class Sight:
 
     def lend(self, place: str, raw: Any) -> Any:
         """Return a copy for this attempt alone, whose changes are noticed and reach nobody."""
-        if isinstance(raw, str | int | float | bool | None):
+        if raw is None or isinstance(raw, (str, int, float)):
             return raw
         lent = copy.deepcopy(raw)
         self._lent.append((place, lent, image(lent)))
