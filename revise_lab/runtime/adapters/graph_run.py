@@ -110,7 +110,8 @@ class GraphRun(Run):
             for ender in enders:
                 if not ender.done():
                     ender.set_result(None)
-        super()._notify()
+        if self._waiters:
+            super()._notify()
 
     async def _rest(self) -> None:
         """Wait until there may be something to hand over; what happens within a pass is none of it."""

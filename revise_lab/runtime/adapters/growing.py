@@ -12,7 +12,6 @@ retracted.
 from __future__ import annotations
 
 from collections.abc import Iterable, KeysView, Mapping
-from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
 from revise_lab.core.machine import Machine
@@ -20,7 +19,7 @@ from revise_lab.core.table import Attempt, NodeRun
 from revise_lab.records import event as ev
 from revise_lab.records.attempt import AttemptState
 from revise_lab.records.selector import Marker, Path, Read, Role, Selector
-from revise_lab.records.value import ABSENT, Obj, Value, make, walk
+from revise_lab.records.value import Obj, Value, make, walk
 from revise_lab.records.workflow import Node
 
 GOTO = "~goto"
@@ -104,8 +103,8 @@ class Growing(Machine):
         self._triggers: dict[str, tuple[str, ...]] = {}
         self._origins: dict[str, Origins] = {}
         """By attempt: who had written what it found in its state."""
-        self._at_start: dict[str, dict[str, str | None]] = {}
-        """By attempt that runs: the current attempt of every node when it started."""
+        self._at_start: dict[str, dict[str, str]] = {}
+        """By attempt that runs: the current attempt of every node that had one when it started."""
         self._latest: dict[str, Origins] = {}
         self._alone: dict[str, bool] = {}
         self.keys_read: dict[str, set[str]] = {}
@@ -197,12 +196,12 @@ class Growing(Machine):
     def _note_start(self, run: NodeRun) -> None:
         assert run.attempt is not None
         started = run.attempt.id
-        self._at_start[started] = {each.name: each.current.id if each.current else None for each in self.runs.values()}
+        self._at_start[started] = {each.name: each.current.id for each in self.runs.values() if each.current}
         self._origins[started] = self._latest.get(run.name, {})
 
     def _snapshot(self, attempt_id: str, run: NodeRun) -> ev.Execute:
-        parents = dict(zip(self.runs, map(self.values.get, self.runs, repeat(ABSENT)), strict=True))
-        return make(ev.Execute, (attempt_id, run.name, run.key, self.version, self.inputs, parents))
+        everything = dict(self.values)
+        return make(ev.Execute, (attempt_id, run.name, run.key, self.version, self.inputs, everything))
 
     def _record(self, attempt: Attempt, reads: Iterable[Read]) -> None:
         """Add reads; whoever wrote what was read becomes a parent."""

@@ -43,10 +43,7 @@ def is_plain(value: Any, frozen: Value) -> bool:
     if kind is dict:
         if type(frozen) is not Obj or len(value) != len(frozen):
             return False
-        for key, item in value.items():
-            if type(key) is not str or not is_plain(item, frozen.get(key, ABSENT)):
-                return False
-        return True
+        return all([type(key) is str and is_plain(item, frozen.get(key, ABSENT)) for key, item in value.items()])
     if kind is list:
         return type(frozen) is Arr and len(value) == len(frozen) and all(map(is_plain, value, frozen))
     return kind in LEAVES and equal(value, frozen)

@@ -72,7 +72,7 @@ class _Start(_Wrapped):
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         scope, ref, _ = self._level(config)
-        scope.begin(ref, "", config["configurable"][_SEND].__self__)
+        scope.begin(ref, config["configurable"][_SEND].__self__)
         return input
 
 
@@ -85,8 +85,7 @@ class _Node(_Wrapped):
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         scope, ref, triggers = self._level(config)
-        placed = scope.place(self.node, ref, triggers)
-        scope.begin(ref, placed.name, config["configurable"][_SEND].__self__)
+        placed = scope.place(self.node, ref, triggers, config["configurable"][_SEND].__self__)
         job = Job(
             call=lambda state: self.inner.ainvoke(state, config, **kwargs),
             state=input,
@@ -108,8 +107,7 @@ class _Subgraph(_Wrapped):
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         scope, ref, triggers = self._level(config)
-        placed = scope.place(self.node, ref, triggers)
-        scope.begin(ref, placed.name, config["configurable"][_SEND].__self__)
+        placed = scope.place(self.node, ref, triggers, config["configurable"][_SEND].__self__)
         base = placed.origins if ref.path[0] != "__pregel_push" else {}
         inner = Scope(f"{placed.name}/", reduced_keys(self.inner), base, placed)
         HOST.get().scopes[config["metadata"]["langgraph_checkpoint_ns"]] = inner

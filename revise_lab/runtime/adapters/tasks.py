@@ -336,15 +336,23 @@ class TaskDriver(Driver):
     def _execute(self, order: ev.Execute) -> None:
         placement, job = self._jobs[order.node]
         keys = self.machine.keys_read[order.attempt] = set()
-        values = dict(self.machine.values)
         node = self.machine.runs[order.node].node
-        execution = self.executions[order.attempt] = TaskExecution(order, node, placement, job, values, keys)
+        execution = self.executions[order.attempt] = TaskExecution(order, node, placement, job, order.parents, keys)
         loop = asyncio.get_running_loop()
         span = self.spans[order.attempt] = AttemptSpan(order.node, order.attempt, loop.time())
         execution.span, execution.run_id = span, self.run_id
         running = self._tasks[order.attempt] = _Task(execution, span=span)  # type: ignore[arg-type]
         running.task = loop.create_task(self._attempt(order.attempt, running), name=order.attempt)
-        running.task.add_done_callback(self._note_crash)
+
+    async def _attempt(self, attempt: str, running: _Task) -> None:
+        try:
+            await super()._attempt(attempt, running)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.fail(error)
+            if not isinstance(error, Exception):
+                raise
 
     async def _bounded(self, execution: Any) -> ev.Finish | ev.Fail:
         event: ev.Finish | ev.Fail = await execution.run()
