@@ -148,7 +148,7 @@ class Growing(Machine):
     def _wire(self, run: NodeRun, read: Iterable[str]) -> None:
         """Make the parents of a node those that schedule it and those whose outputs its live attempt has read."""
         names = dict.fromkeys((*self._triggers[run.name], *read))
-        if not names and not run.parents:
+        if len(names) == len(run.parents) and all([parent.name in names for parent in run.parents]):
             return
         wanted = [self.runs[name] for name in names if name in self.runs and name != run.name]
         for parent in [each for each in run.parents if each not in wanted]:
@@ -206,11 +206,10 @@ class Growing(Machine):
     def _record(self, attempt: Attempt, reads: Iterable[Read]) -> None:
         """Add reads; whoever wrote what was read becomes a parent."""
         reads = tuple(reads)
-        known = {parent for parent, _ in attempt.parents}
         at_start = self._at_start.get(attempt.id, {})
-        for name in dict.fromkeys(read.selector.artifact for read in reads):
+        for name in {read.selector.artifact: None for read in reads}:
             parent = self.runs.get(name)
-            if parent is None or parent is attempt.run or parent in known:
+            if parent is None or parent is attempt.run or any([known is parent for known, _ in attempt.parents]):
                 continue
             attempt.parents = (*attempt.parents, (parent, at_start.get(name)))
             if attempt is attempt.run.attempt:
