@@ -349,21 +349,25 @@ class TaskDriver(Driver):
             await super()._attempt(attempt, running)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:
+        except (
+            BaseException
+        ) as error:  # the driver's own; a callback at the end of every task would cost a turn of the loop
             self.fail(error)
             if not isinstance(error, Exception):
                 raise
 
     async def _bounded(self, execution: Any) -> ev.Finish | ev.Fail:
-        event: ev.Finish | ev.Fail = await execution.run()
-        if isinstance(event, ev.Finish) and event.effects:
-            try:
-                self.dispatcher.check(event)
-            except ReviseLabError as error:
-                event = execution.failed(error)
-        if not self.keeps_jobs:
-            execution.let_go()
-        return event
+        try:
+            event: ev.Finish | ev.Fail = await execution.run()
+            if isinstance(event, ev.Finish) and event.effects:
+                try:
+                    self.dispatcher.check(event)
+                except ReviseLabError as error:
+                    return execution.failed(error)  # type: ignore[no-any-return]
+            return event
+        finally:
+            if not self.keeps_jobs:
+                execution.let_go()
 
 
 def _pinned(raw: Any, effective: Value) -> Any:
