@@ -750,6 +750,31 @@ def test_a_fan_out_works_out_the_name_of_a_send_twice_however_many_there_are(mon
     assert [run_virtual(main(n)) for n in (10, 40)] == [20, 80]
 
 
+def test_an_error_of_the_driver_itself_ends_the_run_and_leaves_nothing_running(monkeypatch):
+    async def a(state: State):
+        await asyncio.sleep(0.1)
+        return {"a": "on"}
+
+    async def b(state: State):
+        await asyncio.sleep(10)
+
+    async def main():
+        run = RevisableGraph(chain(a, b, wide=True)).start({"req": {}})
+        handle = run.machine.handle
+
+        def broken(event):
+            if isinstance(event, ev.Finish):
+                raise OSError("the disk is full")
+            return handle(event)
+
+        run.machine.handle = broken
+        with pytest.raises(OSError, match="the disk is full"):
+            await asyncio.wait_for(run.result(), 1)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(main())
+
+
 def test_what_langgraph_gave_an_attempt_goes_with_its_end():
     held = []
 
