@@ -118,15 +118,28 @@ def _divert(slot: str, outgoing: Outgoing) -> Callable[[], None]:
     return restore
 
 
-@contextmanager
-def inside(attempt: Doing | None) -> Iterator[None]:
-    """Make an attempt, or none, the current one in this context."""
-    token, counter = ATTEMPT.set(attempt), _COUNTER.set(None if attempt is None else _counter_class()(attempt))
-    try:
-        yield
-    finally:
-        ATTEMPT.reset(token)
-        _COUNTER.reset(counter)
+class Inside:
+    """Makes an attempt, or none, the current one in this context, as a ``with`` block; a generator would cost a microsecond.
+
+    Parameters
+    ----------
+    attempt : Doing or None
+        The attempt.
+    """
+
+    __slots__ = ("_attempt", "_tokens")
+
+    def __init__(self, attempt: Doing | None) -> None:
+        self._attempt = attempt
+
+    def __enter__(self) -> None:
+        attempt = self._attempt
+        counter = None if attempt is None else _counter_class()(attempt)
+        self._tokens = ATTEMPT.set(attempt), _COUNTER.set(counter)
+
+    def __exit__(self, *exc: object) -> None:
+        ATTEMPT.reset(self._tokens[0])
+        _COUNTER.reset(self._tokens[1])
 
 
 @cache

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from revise_lab.errors import ReviseLabError, RevisionRefused, RunBlocked, RunCancelled, RunFailed
 from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.selector import Path, parse_path
-from revise_lab.records.value import ABSENT, Value, thaw, walk
+from revise_lab.records.value import ABSENT, Value, equal, thaw, walk
 from revise_lab.records.workflow import Node
 from revise_lab.runtime.driver import AttemptSpan
 from revise_lab.runtime.session import Acceptance, Run, Session
 
-from .calls import inside, watching
+from .calls import Inside, watching
 from .growing import Growing, PassBegins, PassEnds
 from .images import image, restore
 from .scope import Placement, Scope
@@ -94,6 +94,7 @@ class GraphRun(Run):
             finally:
                 if self._pass is not None:
                     self._pass.cancel()
+                self.scopes = {}
                 await self._driver.aclose()
 
     def _notify(self) -> None:
@@ -109,7 +110,8 @@ class GraphRun(Run):
             for ender in enders:
                 if not ender.done():
                     ender.set_result(None)
-        super()._notify()
+        if self._waiters:
+            super()._notify()
 
     async def _rest(self) -> None:
         """Wait until there may be something to hand over; what happens within a pass is none of it."""
@@ -143,7 +145,10 @@ class GraphRun(Run):
 
     @staticmethod
     def _restored(value: Value, raws: list[Any]) -> Any:
-        return restore(value, next((raw for raw in reversed(raws) if image(raw) == value), raws[-1]))
+        for raw in reversed(raws):
+            if equal(image(raw), value):
+                return raw
+        return restore(value, raws[-1])
 
     async def _invoke(self) -> Any:
         config = dict(self._config)
@@ -159,7 +164,7 @@ class GraphRun(Run):
         state = await graph.ainvoke(self._input(), config)
         answers = list(self._answers)
         while asked := _asked(state):
-            found = next((each for each in answers if image(each[0]) == image(asked[0].value)), None)
+            found = next((each for each in answers if equal(image(each[0]), image(asked[0].value))), None)
             if found is None:
                 break
             answers.remove(found)
@@ -245,7 +250,7 @@ class GraphRun(Run):
         return acceptance
 
     def _revise(self, revision: Revision) -> Acceptance:
-        with inside(None):  # a node may revise; what the revision sets off, a call to a target say, is not its doing
+        with Inside(None):  # a node may revise; what the revision sets off, a call to a target say, is not its doing
             return super().revise(revision)
 
     async def resume(self, answer: Any) -> None:
@@ -281,7 +286,8 @@ class GraphRun(Run):
             if self._main.done() and not self._main.cancelled() and (error := self._main.exception()):
                 raise error
             if machine.state == "closed":
-                await asyncio.shield(self._main)
+                if not self._main.done() or self._main.cancelled():
+                    await asyncio.shield(self._main)
                 return self._result()
             if machine.state == "cancelled":
                 raise RunCancelled(f"run {self.id} was cancelled - start it again with RevisableGraph.start()")

@@ -11,21 +11,31 @@ retracted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, KeysView, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from revise_lab.core.machine import Machine
 from revise_lab.core.table import Attempt, NodeRun
 from revise_lab.records import event as ev
 from revise_lab.records.attempt import AttemptState
 from revise_lab.records.selector import Marker, Path, Read, Role, Selector
-from revise_lab.records.value import ABSENT, Obj, Value, walk
+from revise_lab.records.value import Obj, Value, make, walk
 from revise_lab.records.workflow import Node
 
 GOTO = "~goto"
 """The member of an output under which the nodes that it schedules are named."""
-Origins = tuple[tuple[str, str, Path], ...]
-"""(state key, artifact, place in it): who wrote what a task finds in its state."""
+
+
+class Author(Protocol):
+    """What this module needs to know of where a value of the state comes from."""
+
+    @property
+    def places(self) -> tuple[tuple[str, Path], ...]:
+        """(artifact, place in it) of everybody who wrote it."""
+
+
+Origins = Mapping[str, Author]
+"""By state key: who wrote what a task finds in its state."""
 
 
 class Arrive(NamedTuple):
@@ -66,20 +76,25 @@ class Growing(Machine):
 
     def handle(self, event: Any) -> list[ev.Instruction]:
         """Handle an event of the machine, or one of the framework's."""
-        if isinstance(event, Arrive):
-            return self._outside(lambda: self._arrive(event))
-        if isinstance(event, PassBegins):
+        kind = type(event)
+        if kind is Arrive:
+            return self._outside(self._arrive, event)
+        if kind is PassBegins:
             self.exhausted, self.gave_up, self._seen = False, False, set[str]()
             for kept in (self._origins, self._at_start, self.keys_read):
                 for gone in [each for each in kept if each not in self.attempts]:
                     del kept[gone]
             return []
-        if isinstance(event, PassEnds):
-            return self._outside(lambda: self._pass_ends(event))
-        if not isinstance(event, ev.Start):
-            return super().handle(event)
-        if event.node in self._ready:
-            self._wire(self.runs[event.node], ())
+        if kind is PassEnds:
+            return self._outside(self._pass_ends, event)
+        if kind is not ev.Start:
+            orders = super().handle(event)
+            if kind is ev.Finish or kind is ev.Fail:  # it reads no more
+                self._at_start.pop(event.attempt, None)
+            return orders
+        run = self._ready.get(event.node)
+        if run is not None:
+            self._wire(run, ())
         orders = super().handle(event)
         self._note_start(self.runs[event.node])
         return orders
@@ -90,16 +105,16 @@ class Growing(Machine):
         self._triggers: dict[str, tuple[str, ...]] = {}
         self._origins: dict[str, Origins] = {}
         """By attempt: who had written what it found in its state."""
-        self._at_start: dict[str, dict[str, str | None]] = {}
-        """By attempt: the current attempt of every node when it started."""
+        self._at_start: dict[str, dict[str, str]] = {}
+        """By attempt that runs: the current attempt of every node that had one when it started."""
         self._latest: dict[str, Origins] = {}
         self._alone: dict[str, bool] = {}
         self.keys_read: dict[str, set[str]] = {}
         """By attempt: the keys of its state that it has asked for; its execution adds to it."""
 
-    def _outside(self, change: Any) -> list[ev.Instruction]:
+    def _outside(self, change: Any, event: Any) -> list[ev.Instruction]:
         self._out = []
-        change()
+        change(event)
         self._settle()
         if self.validate:
             self.check_invariants()
@@ -135,6 +150,8 @@ class Growing(Machine):
     def _wire(self, run: NodeRun, read: Iterable[str]) -> None:
         """Make the parents of a node those that schedule it and those whose outputs its live attempt has read."""
         names = dict.fromkeys((*self._triggers[run.name], *read))
+        if len(names) == len(run.parents) and all([parent.name in names for parent in run.parents]):
+            return
         wanted = [self.runs[name] for name in names if name in self.runs and name != run.name]
         for parent in [each for each in run.parents if each not in wanted]:
             run.parents.remove(parent)
@@ -173,29 +190,33 @@ class Growing(Machine):
     @property
     def quiet(self) -> bool:
         """Whether nothing runs and the framework has nothing left to schedule."""
-        running = any(attempt.state is AttemptState.RUNNING for attempt in self._live.values())
-        return self.exhausted and not running and not self._asked
+        if not self.exhausted or self._asked:
+            return False
+        return not any(attempt.state is AttemptState.RUNNING for attempt in self._live.values())
+
+    def under_way(self) -> KeysView[str]:
+        """Return the attempts that have neither counted nor been given up."""
+        return self._live.keys()
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 
     def _note_start(self, run: NodeRun) -> None:
         assert run.attempt is not None
         started = run.attempt.id
-        self._at_start[started] = {each.name: each.current.id if each.current else None for each in self.runs.values()}
-        self._origins[started] = self._latest.get(run.name, ())
+        self._at_start[started] = {each.name: each.current.id for each in self.runs.values() if each.current}
+        self._origins[started] = self._latest.get(run.name, {})
 
     def _snapshot(self, attempt_id: str, run: NodeRun) -> ev.Execute:
-        parents = {name: self.values.get(name, ABSENT) for name in self.runs}
-        return ev.Execute(attempt_id, run.name, run.key, self.version, self.inputs, parents)
+        everything = dict(self.values)
+        return make(ev.Execute, (attempt_id, run.name, run.key, self.version, self.inputs, everything))
 
     def _record(self, attempt: Attempt, reads: Iterable[Read]) -> None:
         """Add reads; whoever wrote what was read becomes a parent."""
         reads = tuple(reads)
-        known = {parent for parent, _ in attempt.parents}
         at_start = self._at_start.get(attempt.id, {})
-        for name in dict.fromkeys(read.selector.artifact for read in reads):
+        for name in {read.selector.artifact: None for read in reads}:
             parent = self.runs.get(name)
-            if parent is None or parent is attempt.run or parent in known:
+            if parent is None or parent is attempt.run or any([known is parent for known, _ in attempt.parents]):
                 continue
             attempt.parents = (*attempt.parents, (parent, at_start.get(name)))
             if attempt is attempt.run.attempt:
@@ -204,11 +225,8 @@ class Growing(Machine):
 
     def _same_writers(self, attempt: Attempt, now: Origins) -> bool:
         """Say whether what an attempt asked of its state still comes from the same writers."""
-        then = self._origins.get(attempt.id, ())
-        if then == now:
-            return True
-        before, after = _by_key(then), _by_key(now)
-        return all(before.get(key) == after.get(key) for key in self.keys_read.get(attempt.id, ()))
+        then = self._origins.get(attempt.id, {})
+        return all(_places(then, key) == _places(now, key) for key in self.keys_read.get(attempt.id, ()))
 
 
 def _lanes(output: Value) -> Value:
@@ -216,8 +234,5 @@ def _lanes(output: Value) -> Value:
     return lanes if type(lanes) is Obj else ()
 
 
-def _by_key(origins: Origins) -> dict[str, list[tuple[str, Path]]]:
-    found: dict[str, list[tuple[str, Path]]] = {}
-    for key, artifact, path in origins:
-        found.setdefault(key, []).append((artifact, path))
-    return found
+def _places(origins: Origins, key: str) -> tuple[tuple[str, Path], ...]:
+    return origins[key].places if key in origins else ()

@@ -13,16 +13,22 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-from revise_lab.records.value import ABSENT, Arr, Obj, Value, freeze, thaw
+from revise_lab.records.value import ABSENT, Arr, Obj, Value, equal, freeze, thaw
 
 TYPE: Final = "~type"
 """Where the image of an object says what class it was."""
-_LEAVES: Final = frozenset({str, int, float, bool, type(None)})
+LEAVES: Final = frozenset({str, int, float, bool, type(None)})
+"""Types of values that have nothing inside."""
+_PLAIN: Final = LEAVES | {dict, list, tuple}
+_FROZEN: Final = frozenset({str, bool, type(None), Obj, Arr})
+"""What is its own image; an integer may be too long, and a float has several spellings."""
 
 
 def fields_of(value: Any) -> tuple[str, ...] | None:
     """Return the names of the fields of a pydantic model or a dataclass instance, ``None`` for anything else."""
     kind = type(value)
+    if kind in _PLAIN:
+        return None
     declared = getattr(kind, "model_fields", None)
     if isinstance(declared, dict):
         return (*declared, *(getattr(value, "__pydantic_extra__", None) or ()))
@@ -31,20 +37,24 @@ def fields_of(value: Any) -> tuple[str, ...] | None:
     return None
 
 
-def is_plain(value: Any) -> bool:
-    """Say whether a value is exactly what its image thaws to."""
+def is_plain(value: Any, frozen: Value) -> bool:
+    """Say whether a value is what its image thaws to, and this its image: looked at side by side, nothing is built."""
     kind = type(value)
-    if kind in _LEAVES:
-        return True
     if kind is dict:
-        return all(type(key) is str and is_plain(item) for key, item in value.items())
-    return kind is list and all(map(is_plain, value))
+        if type(frozen) is not Obj or len(value) != len(frozen):
+            return False
+        return all([type(key) is str and is_plain(item, frozen.get(key, ABSENT)) for key, item in value.items()])
+    if kind is list:
+        return type(frozen) is Arr and len(value) == len(frozen) and all(map(is_plain, value, frozen))
+    return kind in LEAVES and equal(value, frozen)
 
 
 def image(value: Any) -> Value:
     """Return the frozen image of a value."""
     kind = type(value)
-    if kind in _LEAVES or kind is Obj or kind is Arr:
+    if kind in _FROZEN:
+        return value
+    if kind in LEAVES:
         return freeze(value)
     if hasattr(kind, "__revise_value__"):
         return value.__revise_value__()
@@ -73,7 +83,7 @@ def restore(new: Value, like: Any) -> Any:
     like : Any
         The value before the patch; what did not change in the image is kept from it.
     """
-    if like is not ABSENT and image(like) == new:
+    if like is not ABSENT and equal(image(like), new):
         return like
     names = None if like is ABSENT or type(new) is not Obj else fields_of(like)
     if names is not None:

@@ -72,7 +72,7 @@ class _Start(_Wrapped):
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         scope, ref, _ = self._level(config)
-        scope.begin(ref, "", config["configurable"][_SEND].__self__)
+        scope.begin(ref, config["configurable"][_SEND].__self__)
         return input
 
 
@@ -80,6 +80,8 @@ class _Node(_Wrapped):
     def __init__(self, name: str, inner: Any, n_sources: int) -> None:
         super().__init__(name, inner)
         self.n_sources = n_sources
+        self._body = _body_of(inner)
+        self._known = task_node(name, self._body)
 
     @cached_property
     def mode(self) -> str:
@@ -88,18 +90,18 @@ class _Node(_Wrapped):
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         scope, ref, triggers = self._level(config)
-        placed = scope.place(self.node, ref, triggers)
-        scope.begin(ref, placed.name, config["configurable"][_SEND].__self__)
+        placed = scope.place(self.node, ref, triggers, config["configurable"][_SEND].__self__)
         job = Job(
             call=lambda state: self.inner.ainvoke(state, config, **kwargs),
             state=input,
-            lanes=lambda raw: _lanes(_gotos(raw), placed.name, scope.prefix) or None,
+            lanes=lambda raw: _lanes(gotos, placed.name, scope.prefix) if (gotos := _gotos(raw)) else None,
             mode=self.mode,
             is_state=ref.path[0] != "__pregel_push",
             alone=len(placed.parents) >= self.n_sources,
         )
-        body = getattr(self.inner, "func", None) or getattr(self.inner, "afunc", None)
-        raw = await HOST.get().tasks.settle(placed, task_node(placed.name, body), job)
+        if self._known.name != placed.name:
+            self._known = task_node(placed.name, self._body)
+        raw = await HOST.get().tasks.settle(placed, self._known, job)
         if gotos := _gotos(raw):
             scope.decide(ref, placed.name, gotos)
         return raw
@@ -110,8 +112,7 @@ class _Subgraph(_Wrapped):
 
     async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         scope, ref, triggers = self._level(config)
-        placed = scope.place(self.node, ref, triggers)
-        scope.begin(ref, placed.name, config["configurable"][_SEND].__self__)
+        placed = scope.place(self.node, ref, triggers, config["configurable"][_SEND].__self__)
         base = placed.origins if ref.path[0] != "__pregel_push" else {}
         inner = Scope(f"{placed.name}/", reduced_keys(self.inner), base, placed)
         HOST.get().scopes[config["metadata"]["langgraph_checkpoint_ns"]] = inner
@@ -136,14 +137,17 @@ class _Router(_Wrapped):
             mode="view",
             is_state=True,
         )
-        body = getattr(self.inner, "func", None) or getattr(self.inner, "afunc", None)
-        raw = await HOST.get().tasks.settle(placed, task_node(placed.name, body, Kind.ROUTER), job)
+        raw = await HOST.get().tasks.settle(placed, task_node(placed.name, _body_of(self.inner), Kind.ROUTER), job)
         scope.decide(ref, placed.name, self._destinations(raw))
         return raw
 
     def _destinations(self, decision: Any) -> list[Any]:
         found = list(decision) if isinstance(decision, list | tuple) else [decision]
         return [each if isinstance(each, Send) or not self.ends else self.ends[each] for each in found]
+
+
+def _body_of(runnable: Any) -> Any:
+    return getattr(runnable, "func", None) or getattr(runnable, "afunc", None)
 
 
 def _on(path: Any, state: Any) -> Any:
@@ -164,6 +168,8 @@ def _on(path: Any, state: Any) -> Any:
 
 
 def _gotos(raw: Any) -> list[Any]:
+    if type(raw) is dict:
+        return []
     commands = raw if isinstance(raw, list | tuple) else (raw,)
     found: list[Any] = []
     for each in commands:

@@ -37,6 +37,7 @@ async def audit_reads(graph: RevisableGraph, input: Any, config: Mapping[str, An
     Keys that a reducer has put together, and nodes that run on copies, are read whole and have nothing to change.
     """
     run = graph.start(input, config)
+    run.tasks.keeps_jobs = True
     await run.result()
     found: list[HiddenRead] = []
     for name, node in run.machine.runs.items():
@@ -47,7 +48,7 @@ async def audit_reads(graph: RevisableGraph, input: Any, config: Mapping[str, An
         before = await _ending(execution, {}, execution.job.state)
         visible = {place[0] for origin in execution.placement.origins.values() for place in origin.places}
         inputs = {key: value for key, value in execution.order.inputs.items() if key in visible}
-        parents = {key: value for key, value in execution.order.parents.items() if key in visible}
+        parents = {key: value for key, value in execution.order.parents.items() if key in visible and key not in inputs}
         order = Execute("audit", name, None, 0, inputs, parents)
         for artifact, change, value in _perturbations(order, reads):
             state = _moved(execution, artifact, value)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from revise_lab.records.value import canonical_text
+from revise_lab.records.value import canonical_text, make
 
 from .images import image
 from .views import NOWHERE, Origin
@@ -53,7 +53,8 @@ class _Folded(NamedTuple):
     origins: dict[str, Origin]
     triggered: dict[str, list[tuple[str, bool]]]
     """Channel to whoever wrote it, and whether that was a decision."""
-    sends: list[tuple[str, bool, Any]]
+    sends: list[tuple[str, bool, str]]
+    """Who sent it, whether that was a decision, and the name of the task that it makes."""
 
 
 class Scope:
@@ -87,25 +88,32 @@ class Scope:
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
-    def place(self, node: str, ref: TaskRef, triggers: tuple[str, ...]) -> Placement:
-        """Name a task and say where it stands; a second call for the same task (a retry, a resumption) agrees."""
+    def place(self, node: str, ref: TaskRef, triggers: tuple[str, ...], writes: Iterable[tuple[str, Any]]) -> Placement:
+        """Name a task, say where it stands and keep the queue into which the framework puts what it writes.
+
+        A second call for the same task (a retry, a resumption) agrees.
+        """
+        task = self._tasks.get(ref)
         before = self._before(ref.step)
         origins: Mapping[str, Origin] = before.origins
         if ref.path[0] == "__pregel_push":
-            source, decides, name = self._member(node, ref, before.sends)
+            source, decides, name = self._member(node, ref, before.sends, task)
             lane, origins = name, {}
             parents: tuple[str, ...] = (source,) if source else ()
         else:
             names = [each for channel in triggers for each in before.triggered.get(channel, ()) if each[0]]
-            parents = tuple(dict.fromkeys(name for name, _ in names))
+            parents = tuple(dict.fromkeys([name for name, _ in names]))
             decides, lane = len(names) == 1 and names[0][1], node
-            name = self._tasks[ref].unit if ref in self._tasks else self._numbered(node)
+            name = task.unit if task is not None else self._numbered(node)
         while self._taken.setdefault(name, ref) != ref:
             name += "+"
         if self._outer is not None and not parents:
             parents = self._outer.parents
-        self._tasks.setdefault(ref, _Task(name))
-        return Placement(name, self._position(ref, name), parents, parents[0] if decides else None, lane, origins)
+        if task is None:
+            task = self._tasks[ref] = _Task(name)
+        task.writes = writes
+        decider = parents[0] if decides else None
+        return make(Placement, (name, self._position(ref, name), parents, decider, lane, origins))
 
     def router(self, owner: TaskRef, name: str) -> Placement:
         """Say where the router of a task stands; it sees what its owner has written, before anybody else does."""
@@ -127,19 +135,17 @@ class Scope:
         count = self._counts[node] = self._counts.get(node, -1) + 1
         return f"{self.prefix}{node}#{count}" if count else f"{self.prefix}{node}"
 
-    def _member(self, node: str, ref: TaskRef, sends: list[tuple[str, bool, Any]]) -> tuple[str, bool, str]:
+    def _member(
+        self, node: str, ref: TaskRef, sends: list[tuple[str, bool, str]], task: _Task | None
+    ) -> tuple[str, bool, str]:
         index = ref.path[1]
-        if not isinstance(index, int) or index >= len(sends):
-            return "", False, self._tasks[ref].unit if ref in self._tasks else self._numbered(node)
-        source, decides, send = sends[index]
-        siblings = [each for who, _, each in sends if who == source]
-        at = next(at for at, each in enumerate(siblings) if each is send)
-        return source, decides, member_names(siblings, source, self.prefix)[at]
+        if isinstance(index, int) and index < len(sends):
+            return sends[index]
+        return "", False, task.unit if task is not None else self._numbered(node)
 
-    def begin(self, ref: TaskRef, unit: str, writes: Iterable[tuple[str, Any]]) -> None:
-        """Keep the queue into which the framework puts what a task writes."""
-        task = self._tasks.setdefault(ref, _Task(unit))
-        task.writes = writes
+    def begin(self, ref: TaskRef, writes: Iterable[tuple[str, Any]]) -> None:
+        """Keep the queue of a task that is none of the machine's: what it writes has no author."""
+        self._tasks.setdefault(ref, _Task("")).writes = writes
 
     def decide(self, ref: TaskRef, decider: str, decision: Iterable[Any]) -> None:
         """Keep what a router, or a node with a ``Command``, has decided: names of nodes, and sends."""
@@ -162,8 +168,19 @@ class Scope:
             self._done.update(ref.step for ref in ready)
             for channel, names in self._waiting.items():
                 triggered[channel] = list(names)
-            self._folded[step] = _Folded(dict(self._origins), triggered, sends)
+            self._folded[step] = _Folded(dict(self._origins), triggered, self._named(sends))
         return self._folded[step]
+
+    def _named(self, sends: list[tuple[str, bool, Any]]) -> list[tuple[str, bool, str]]:
+        """Name the tasks that sends make, all of a source together: a label is a digest."""
+        by_source: dict[str, list[Any]] = {}
+        for source, _, send in sends:
+            by_source.setdefault(source, []).append(send)
+        names: dict[tuple[str, int], str] = {}
+        for source, siblings in by_source.items():
+            for send, name in zip(siblings, member_names(siblings, source, self.prefix), strict=True):
+                names.setdefault((source, id(send)), name)
+        return [(source, decides, names[source, id(send)]) for source, decides, send in sends]
 
     def _fold(
         self, task: _Task, triggered: dict[str, list[tuple[str, bool]]], sends: list[tuple[str, bool, Any]]

@@ -12,6 +12,7 @@ import copy
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -22,11 +23,11 @@ from revise_lab.records import event as ev
 from revise_lab.records.attempt import AttemptState, Coverage
 from revise_lab.records.effect import Effect
 from revise_lab.records.selector import Marker, Path, Read
-from revise_lab.records.value import ABSENT, Value, freeze, walk
+from revise_lab.records.value import ABSENT, Value, freeze, make, walk
 from revise_lab.records.workflow import Kind, Node
 from revise_lab.runtime.driver import AttemptSpan, Driver, _Task
 
-from .calls import inside
+from .calls import Inside
 from .growing import GOTO, Arrive, Growing
 from .images import image, restore
 from .scope import Placement
@@ -74,6 +75,7 @@ class TaskExecution:
     def __init__(
         self, order: ev.Execute, node: Node, placement: Placement, job: Job, values: Mapping[str, Value], keys: set[str]
     ) -> None:
+        self.attempt = order.attempt
         self.order, self.node, self.placement, self.job = order, node, placement, job
         self.recorder = Recorder()
         self.sight = Sight(self.recorder, values)
@@ -85,7 +87,8 @@ class TaskExecution:
         """What the node returned."""
         self.notes: list[str] = []
         self.run_id = ""
-        self.on_call: Callable[[], None] = lambda: None
+        self.span: AttemptSpan | None = None
+        """Where the driver keeps count of its calls."""
         self._streams: list[Any] = []
         self._sent = 0
 
@@ -94,13 +97,14 @@ class TaskExecution:
     @property
     def headers(self) -> dict[str, str]:
         """What tells an endpoint which attempt asks."""
-        who = {"node": self.order.node, "attempt": self.order.attempt, "run": self.run_id}
+        who = {"node": self.node.name, "attempt": self.attempt, "run": self.run_id}
         return {f"x-revise-{name}": quote(value) for name, value in who.items() if value}
 
     def count_call(self) -> None:
         """Take note of a model call."""
         self.n_calls += 1
-        self.on_call()
+        if self.span is not None:
+            self.span.n_calls += 1
 
     def stage(self, effect: Effect) -> None:
         """Hold back an effect; a second one in a slot is numbered."""
@@ -114,19 +118,20 @@ class TaskExecution:
     def flush(self) -> ev.Observe | None:
         """Return the reads made since the last report, or ``None``."""
         reads, coverage = self._new_reads()
-        return ev.Observe(self.order.attempt, reads, coverage) if reads else None
+        return ev.Observe(self.attempt, reads, coverage) if reads else None
 
     def _new_reads(self) -> tuple[tuple[Read, ...], Coverage]:
-        recorded = list(self.recorder.reads.items())
-        fresh, self._sent = recorded[self._sent :], len(recorded)
-        return tuple(Read(selector, observed) for selector, observed in fresh), self.recorder.coverage
+        reads = self.recorder.reads
+        fresh = tuple([make(Read, each) for each in islice(reads.items(), self._sent, None)])
+        self._sent = len(reads)
+        return fresh, self.recorder.coverage
 
     # --- running -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> ev.Finish | ev.Fail:
         """Run the node to its end and return the event; an exception is an outcome too."""
         try:
-            with inside(self):
+            with Inside(self):
                 self.raw = unwrapped(await self._called())
             output = self._output(self.raw)
         except Exception as error:
@@ -135,13 +140,13 @@ class TaskExecution:
             await self._close_streams()
         self.notes += [f"changed {place} in place; the change stays with its attempt" for place in self.sight.mutated()]
         reads, coverage = self._new_reads()
-        return ev.Finish(self.order.attempt, output, reads, coverage, (), tuple(self.effects))
+        return make(ev.Finish, (self.attempt, output, reads, coverage, (), tuple(self.effects)))
 
     def failed(self, error: BaseException) -> ev.Fail:
         """Return the event of a node that ended with an exception."""
         self.error = error
         reads, coverage = self._new_reads()
-        return ev.Fail(self.order.attempt, f"{type(error).__name__}: {error}", True, reads, coverage, ())
+        return ev.Fail(self.attempt, f"{type(error).__name__}: {error}", True, reads, coverage, ())
 
     async def _called(self) -> Any:
         job = self.job
@@ -156,9 +161,9 @@ class TaskExecution:
                 raise
             if self.n_calls or self.effects:
                 raise UntrackableRead(
-                    f"node {self.order.node!r}: {error} - it has called a model or staged an effect before, so it cannot be"
+                    f"node {self.node.name!r}: {error} - it has called a model or staged an effect before, so it cannot be"
                     " run again on plain values - read through the state in Python, or copy.deepcopy it first",
-                    node=self.order.node,
+                    node=self.node.name,
                 ) from error
             return await self._raw(str(error).partition(" - ")[0])
 
@@ -194,6 +199,10 @@ class TaskExecution:
         found = {key: image(value) for key, value in updates_of(raw).items()}
         lanes = self.job.lanes(raw)
         return freeze(found if lanes is None else {**found, GOTO: {key: image(value) for key, value in lanes.items()}})
+
+    def let_go(self) -> None:
+        """Forget all but the outcome: it would live as long as the run, and LangGraph's part of it is large."""
+        del self.job, self.order, self.placement, self.sight, self.recorder
 
     async def _close_streams(self) -> None:
         for stream in self._streams:
@@ -235,8 +244,11 @@ class TaskDriver(Driver):
         """The last attempt at each task, and the one whose output counts."""
         self.broken_off = False
         """Whether the pass that is under way has been overtaken by a revision."""
+        self.keeps_jobs = False
+        """Whether an attempt that has ended can be run again."""
         self._jobs: dict[str, tuple[Placement, Job]] = {}
-        self._waiters: dict[asyncio.Future[None], str] = {}
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        """By attempt: who waits for its end; under no name whoever waits for anything to happen."""
 
     # --- what the framework asks ---------------------------------------------------------------------------------------
 
@@ -252,24 +264,27 @@ class TaskDriver(Driver):
         if self.broken_off:
             await self._dying()
         self._jobs[name] = placement, job
-        origins = tuple((key, *place) for key, origin in placement.origins.items() for place in origin.places)
-        self.schedule(Arrive(name, node, *placement[1:5], job.alone, origins if job.is_state else ()))
+        origins = placement.origins if job.is_state else {}
+        self.schedule(make(Arrive, (name, node, *placement[1:5], job.alone, origins)))
         self._wake()
+        machine = self.machine
         mine: TaskExecution | None = None
         last: Attempt | None = None
         while True:
-            run = self.machine.runs[name]
-            if run.settled and run.current is not None and run.attempt is None:
+            run = machine.runs[name]
+            attempt = run.attempt
+            if run.settled and run.current is not None and attempt is None:
+                self._jobs.pop(name, None)
                 return self._counts(name, run.current.id)
-            if run.attempt is not None:
-                last, mine = run.attempt, self.executions.get(run.attempt.id)
+            if attempt is not None:
+                last, mine = attempt, self.executions.get(attempt.id)
             elif last is not None and last.state is AttemptState.FAILED and mine is not None and mine.error is not None:
                 raise mine.error
-            elif name in self.machine.ready() and self.machine.state == "open":
+            elif run.ready and machine.state == "open":
                 self._handle(ev.Start(name))
                 self._on_change()
                 continue
-            await self._moved(name)
+            await self._end_of("" if attempt is None else attempt.id)
             if self.broken_off:
                 await self._dying()
 
@@ -288,29 +303,33 @@ class TaskDriver(Driver):
             return raw
         return _pinned(raw, self.machine.values[name])
 
-    async def _moved(self, name: str) -> None:
-        """Wait until no attempt at a task is on its way any more, or the pass is overtaken."""
+    def _end_of(self, attempt: str) -> asyncio.Future[None]:
+        """Return what is done as soon as an attempt is on its way no more, or the pass is overtaken."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = name
-        try:
-            await waiter
-        finally:
-            self._waiters.pop(waiter, None)
+        self._waiters.setdefault(attempt, []).append(waiter)
+        return waiter
 
     def _wake(self) -> None:
-        runs = self.machine.runs
-        for waiter, name in self._waiters.items():
-            if not waiter.done() and (self.broken_off or name not in runs or runs[name].attempt is None):
-                waiter.set_result(None)
+        under_way = self.machine.under_way()
+        for attempt in [each for each in self._waiters if self.broken_off or each not in under_way]:
+            for waiter in self._waiters.pop(attempt):
+                if not waiter.done():
+                    waiter.set_result(None)
 
     # --- what the driver does differently ------------------------------------------------------------------------------
 
+    async def aclose(self) -> None:
+        """Cancel what still runs and wait for it; waiting for nothing would take two turns of the event loop."""
+        if self._tasks or self.dispatcher.tasks:
+            await super().aclose()
+
     def pump(self) -> None:
         """Carry out effects and seal the run when everything is settled; what starts is the framework's to say."""
-        while slots := self.machine.undoable():
-            self._handle(ev.Compensate(*slots[0]))
-        while slots := self.machine.sendable():
-            self._handle(ev.Dispatch(*slots[0]))
+        if self.machine.outboxes:
+            while slots := self.machine.undoable():
+                self._handle(ev.Compensate(*slots[0]))
+            while slots := self.machine.sendable():
+                self._handle(ev.Dispatch(*slots[0]))
         if self.machine.closable and not self.held:
             self._handle(ev.Close())
             self.pump()
@@ -319,28 +338,38 @@ class TaskDriver(Driver):
     def _execute(self, order: ev.Execute) -> None:
         placement, job = self._jobs[order.node]
         keys = self.machine.keys_read[order.attempt] = set()
-        values = dict(self.machine.values)
         node = self.machine.runs[order.node].node
-        execution = self.executions[order.attempt] = TaskExecution(order, node, placement, job, values, keys)
-        running = _Task(execution)  # type: ignore[arg-type]
-        span = running.span = self.spans[order.attempt] = AttemptSpan(order.node, order.attempt, self._now_s())
+        execution = self.executions[order.attempt] = TaskExecution(order, node, placement, job, order.parents, keys)
+        loop = asyncio.get_running_loop()
+        span = self.spans[order.attempt] = AttemptSpan(order.node, order.attempt, loop.time())
+        execution.span, execution.run_id = span, self.run_id
+        running = self._tasks[order.attempt] = _Task(execution, span=span)  # type: ignore[arg-type]
+        running.task = loop.create_task(self._attempt(order.attempt, running), name=order.attempt)
 
-        def count() -> None:
-            span.n_calls += 1
-
-        execution.on_call, execution.run_id = count, self.run_id
-        self._tasks[order.attempt] = running
-        running.task = asyncio.get_running_loop().create_task(self._attempt(order.attempt, running), name=order.attempt)
-        running.task.add_done_callback(self._note_crash)
+    async def _attempt(self, attempt: str, running: _Task) -> None:
+        try:
+            await super()._attempt(attempt, running)
+        except asyncio.CancelledError:
+            raise
+        except (
+            BaseException
+        ) as error:  # the driver's own; a callback at the end of every task would cost a turn of the loop
+            self.fail(error)
+            if not isinstance(error, Exception):
+                raise
 
     async def _bounded(self, execution: Any) -> ev.Finish | ev.Fail:
-        event: ev.Finish | ev.Fail = await execution.run()
-        if isinstance(event, ev.Finish) and event.effects:
-            try:
-                self.dispatcher.check(event)
-            except ReviseLabError as error:
-                return execution.failed(error)  # type: ignore[no-any-return]
-        return event
+        try:
+            event: ev.Finish | ev.Fail = await execution.run()
+            if isinstance(event, ev.Finish) and event.effects:
+                try:
+                    self.dispatcher.check(event)
+                except ReviseLabError as error:
+                    return execution.failed(error)  # type: ignore[no-any-return]
+            return event
+        finally:
+            if not self.keeps_jobs:
+                execution.let_go()
 
 
 def _pinned(raw: Any, effective: Value) -> Any:

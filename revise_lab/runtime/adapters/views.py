@@ -20,9 +20,9 @@ from revise_lab.core.tracking import _Top
 from revise_lab.core.unread import UNREAD
 from revise_lab.errors import ReadOnlyState
 from revise_lab.records.selector import Marker, Path, Role
-from revise_lab.records.value import ABSENT, Value, freeze, kind_of, step, walk
+from revise_lab.records.value import ABSENT, Value, equal, kind_of, step, walk
 
-from .images import fields_of, image, is_plain
+from .images import LEAVES, fields_of, image, is_plain
 
 _HANDLE = "~revise"
 
@@ -56,11 +56,11 @@ class Sight:
 
     def mutated(self) -> list[str]:
         """Return the places whose copies the node has changed in place."""
-        return [place for place, lent, was in self._lent if image(lent) != was]
+        return [place for place, lent, was in self._lent if not equal(image(lent), was)]
 
     def lend(self, place: str, raw: Any) -> Any:
         """Return a copy for this attempt alone, whose changes are noticed and reach nobody."""
-        if isinstance(raw, str | int | float | bool | None):
+        if raw is None or isinstance(raw, (str, int, float)):
             return raw
         lent = copy.deepcopy(raw)
         self._lent.append((place, lent, image(lent)))
@@ -87,7 +87,7 @@ class Sight:
         if value is not ABSENT and fields_of(raw) is not None:
             self.recorder.record(artifact, path, Marker.KIND, kind_of(value))
             return _object_view(self, artifact, path, value, raw)
-        if value is not ABSENT and is_plain(raw) and freeze(raw) == value:
+        if value is not ABSENT and is_plain(raw, value):
             return _ordered(deliver(self.recorder, artifact, path, value), raw)
         if value is ABSENT:
             self.recorder.record(artifact, path, Marker.HAS, observed=False)
@@ -147,9 +147,8 @@ def _ordered(view: Any, raw: Any) -> Any:
         list.extend(new, [UNREAD] * list.__len__(view))
     else:
         return view
-    for name in ("_recorder", "_artifact", "_path", "_value", "_epoch", "_kids"):
-        setattr(new, name, getattr(view, name))
-    new._raw = raw
+    new._recorder, new._artifact, new._path = view._recorder, view._artifact, view._path
+    new._value, new._epoch, new._kids, new._raw = view._value, view._epoch, view._kids, raw
     return new
 
 
@@ -165,7 +164,6 @@ class TaskState(_Top):
     def __init__(self, sight: Sight, origins: Mapping[str, Origin], raw: Mapping[str, Any]) -> None:
         super().__init__(sight.recorder)
         self._sight, self._origins, self._raw = sight, origins, raw
-        sight.recorder.attach(lambda name: sight.values.get(name, ABSENT), lambda: self._whole(Role.DATA))
 
     def _place(self) -> str:
         return "the state"
@@ -318,9 +316,11 @@ def is_view(value: Any) -> bool:
 
 def unwrapped(value: Any) -> Any:
     """Return what a node has returned with every view in it replaced by a copy, which reads it whole."""
+    kind = type(value)
+    if kind in LEAVES:
+        return value
     if is_view(value):
         return copy.copy(value)
-    kind = type(value)
     if kind is dict:
         return {key: unwrapped(item) for key, item in value.items()}
     if kind is list or kind is tuple:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import operator
 import sqlite3
 import subprocess
 import sys
 import time
+import weakref
 from typing import Annotated
 
 import pytest
@@ -17,11 +19,13 @@ pytest.importorskip("langgraph")
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from langgraph.types import interrupt
+from langgraph.runtime import Runtime
+from langgraph.types import Send, interrupt
 from pydantic import BaseModel
 from shapes import REQ, SHAPES, TRIP, Ask, Outbox, Req, changed, loop, nested, pydantic_state, run_virtual, sends, trip
 from typing_extensions import TypedDict
@@ -39,6 +43,7 @@ from revise_lab.errors import (
 )
 from revise_lab.records import event as ev
 from revise_lab.runtime.adapters import langgraph as adapter
+from revise_lab.runtime.adapters import scope
 from revise_lab.runtime.adapters.langgraph import Outgoing, RevisableGraph
 from revise_lab.runtime.journal import Journal
 from revise_lab.runtime.target import MemoryTarget
@@ -99,6 +104,45 @@ def test_several_paths_at_once_are_one_revision():
         assert len([entry for entry in run.journal if isinstance(entry, ev.Accepted)]) == 1
 
     run_virtual(main())
+
+
+def test_a_value_that_python_takes_for_the_old_one_is_new_all_the_same():
+    seen = []
+
+    async def a(state: State):
+        await asyncio.sleep(0.1)
+        seen.append(state["req"]["k"])
+        return {"a": repr(state["req"]["k"])}
+
+    async def b(state: State, runtime: Runtime):  # runs on a copy
+        await asyncio.sleep(0.1)
+        return {"b": repr(state["req"]["k"])}
+
+    async def main():
+        run = RevisableGraph(chain(a, b, wide=True)).start({"req": {"k": 1}})
+        await asyncio.sleep(0.05)
+        await run.revise("req.k", True)
+        return (await run.result()).state
+
+    assert repr(run_virtual(main())) == repr({"req": {"k": True}, "a": "True", "b": "True", "log": []})
+    assert repr(seen) == "[1, True]", "the first attempt had read the old value"
+
+
+def test_a_pin_that_python_takes_for_the_old_value_is_new_all_the_same():
+    async def a(state: State):
+        return {"req": {"k": 1, **state["req"]}}
+
+    async def b(state: State):
+        await asyncio.sleep(0.1)
+        return {"b": repr(state["req"]["k"])}
+
+    async def main():
+        run = RevisableGraph(chain(a, b)).start({"req": {"go": 1}})
+        await asyncio.sleep(0.05)
+        await run.revise("a.req.k", 1.0)
+        return (await run.result()).state
+
+    assert repr(run_virtual(main())) == repr({"req": {"k": 1.0, "go": 1}, "b": "1.0", "log": []})
 
 
 def test_the_output_of_a_node_can_be_pinned():
@@ -692,6 +736,74 @@ def test_the_result_of_an_attempt_that_was_replaced_is_discarded():
         assert run.audit() == []
 
     asyncio.run(main())
+
+
+def test_a_fan_out_works_out_the_name_of_a_send_twice_however_many_there_are(monkeypatch):
+    named = []
+    monkeypatch.setattr(scope, "label", lambda argument: named.append(argument) or str(argument))
+
+    async def main(n):
+        async def worker(item):
+            return {"log": [item]}
+
+        graph = StateGraph(State)
+        graph.add_node("a", lambda state: {"a": "on"})
+        graph.add_node(worker)
+        graph.add_edge(START, "a")
+        graph.add_conditional_edges("a", lambda state: [Send("worker", i) for i in range(n)], ["worker"])
+        named.clear()
+        result = await RevisableGraph(graph.compile()).start({"req": {}}).result()
+        assert result.state["log"] == list(range(n))
+        return len(named)
+
+    assert [run_virtual(main(n)) for n in (10, 40)] == [20, 80]
+
+
+def test_an_error_of_the_driver_itself_ends_the_run_and_leaves_nothing_running(monkeypatch):
+    async def a(state: State):
+        await asyncio.sleep(0.1)
+        return {"a": "on"}
+
+    async def b(state: State):
+        await asyncio.sleep(10)
+
+    async def main():
+        run = RevisableGraph(chain(a, b, wide=True)).start({"req": {}})
+        handle = run.machine.handle
+
+        def broken(event):
+            if isinstance(event, ev.Finish):
+                raise OSError("the disk is full")
+            return handle(event)
+
+        run.machine.handle = broken
+        with pytest.raises(OSError, match="the disk is full"):
+            await asyncio.wait_for(run.result(), 1)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(main())
+
+
+def test_what_langgraph_gave_an_attempt_goes_with_its_end():
+    held = []
+
+    async def a(state: State, config: RunnableConfig):
+        held.append(weakref.ref(config["callbacks"]))
+        if len(held) == 1:
+            await asyncio.sleep(1)
+        return {"a": state["req"]["city"]}
+
+    async def main():
+        run = RevisableGraph(chain(a)).start({"req": {"city": "Porto"}})
+        await asyncio.sleep(0.1)
+        await run.revise("req.city", "Faro")
+        assert (await run.result()).state["a"] == "Faro"
+        await asyncio.sleep(0.1)
+        gc.collect()
+        assert [each() for each in held] == [None, None], "of the stopped one as well"
+        return run
+
+    run_virtual(main())
 
 
 # --- models and tools ----------------------------------------------------------------------------------------------------
