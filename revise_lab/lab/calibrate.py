@@ -46,27 +46,22 @@ _CHUNKS_PER_S = 3000
 _IN_A_ROW = 3
 
 
-def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
+def add_commands(command: Callable[..., Any]) -> None:
     """Add the command to a command line."""
-    sub = command("calibrate", _calibrate, "measure an OpenAI-compatible server and write a profile of it")
-    sub.epilog = _EPILOG
-    sub.add_argument("--base-url", metavar="URL", help="endpoint with /v1; a key comes from " + KEY_VARIABLE)
-    sub.add_argument("--model", metavar="NAME", help="model as the server names it")
-    sub.add_argument(
-        "--raw", type=Path, metavar="FILE", help="fit what an earlier run has measured; no server is asked"
-    )
-    sub.add_argument("--profile", default="h100-qwen3-14b-sglang", metavar="NAME",
-                     help="what is known: a shipped profile or a .json file (default: %(default)s)")  # fmt: skip
-    sub.add_argument("--out", type=Path, metavar="FILE", help="default: results/calibration/MODEL.json, raw beside it")
-    sub.add_argument(
-        "--max-context", type=int, metavar="TOKENS", help="longest prompt and answer (default: 8704 or less)"
-    )
-    sub.add_argument(
-        "--slots", type=int, metavar="N", help="most streams at once (default: what the server says, or 64)"
-    )
-    sub.add_argument("--requests", type=int, metavar="N", help="most requests besides 3 to warm up (default: all, 205)")
-    sub.add_argument("--seed", type=int, default=0, help="of the held-out requests and the bootstrap")
-    sub.add_argument("--flags", default="", metavar="TEXT", help="how the server was started; kept in the profile")
+    sub = command("calibrate", _calibrate, "measure an OpenAI-compatible server and write a profile of it", _EPILOG)
+    sub.options(
+        base_url=(str, "URL", "endpoint with /v1; a key comes from " + KEY_VARIABLE),
+        model=(str, "NAME", "model as the server names it"),
+        raw=(Path, "FILE", "fit what an earlier run has measured; no server is asked"),
+        profile=("h100-qwen3-14b-sglang", "NAME",
+                 "what is known: a shipped profile or a .json file (default: %(default)s)"),
+        out=(Path, "FILE", "default: results/calibration/MODEL.json, raw beside it"),
+        max_context=(int, "TOKENS", "longest prompt and answer (default: 8704 or less)"),
+        slots=(int, "N", "most streams at once (default: what the server says, or 64)"),
+        requests=(int, "N", "most requests besides 3 to warm up (default: all, 205)"),
+        seed=(0, "N", "of the held-out requests and the bootstrap"),
+        flags=("", "TEXT", "how the server was started; kept in the profile"),
+    )  # fmt: skip
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

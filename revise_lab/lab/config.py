@@ -159,6 +159,12 @@ class Config(BaseModel):
         """The grid, or the several grids, always as a tuple."""
         return self.grid if isinstance(self.grid, tuple) else (self.grid,)
 
+    @property
+    def deliverables(self) -> tuple[str, ...]:
+        """The files that the notebook must write below the run folder."""
+        figures = [f"figures/{name}.{kind}" for name in self.figures for kind in ("pdf", "svg", "png")]
+        return (*figures, *(f"tables/{name}.{kind}" for name in self.tables for kind in ("tex", "csv")))
+
     def resolved(self) -> dict[str, Any]:
         """Return plain values with the profile and the overrides applied."""
         return self.model_dump(mode="json", by_alias=True, exclude={"profiles"})

@@ -230,13 +230,6 @@ class RunFolder:
         self._save(self.manifest | {"deliverables": found})
         return found
 
-    def missing_deliverables(self, config: Config) -> tuple[str, ...]:
-        """Return the files that the config promises and that are not there, or empty."""
-        promised = [f"figures/{name}.{kind}" for name in config.figures for kind in ("pdf", "svg", "png")]
-        promised += [f"tables/{name}.{kind}" for name in config.tables for kind in ("tex", "csv")]
-        paths = {name: self.path / name for name in promised}
-        return tuple(name for name, path in paths.items() if not path.is_file() or not path.stat().st_size)
-
 
 def compare(a: RunFolder | str | Path, b: RunFolder | str | Path) -> pd.DataFrame:
     """Say which values of two runs of an experiment moved beyond their interval.

@@ -34,27 +34,23 @@ WHY = (
 )
 
 
-def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
+def add_commands(command: Callable[..., Any]) -> None:
     """Add the command to a command line."""
     serving = command("serving", _scan, "fix lengths and capacity of the serving experiments: revise-lab serving scan")
     serving.add_argument("what", choices=["scan"], help="find the capacity of the emulated cluster")
-    serving.add_argument("--policy", default="suffix", metavar="NAME", help="the only policy that runs")
-    serving.add_argument("--seed", type=int, default=20260901, help="of arrivals, tenants and revisions")
-    serving.add_argument("--profile", default="h100-qwen3-14b-sglang", metavar="NAME", help="cost of the replicas")
-    serving.add_argument(
-        "--prompt", type=int, default=SHAPE["prompt_tokens"], metavar="TOKENS", help="prompt of a call"
+    serving.options(
+        policy=("suffix", "NAME", "the only policy that runs"),
+        seed=(20260901, "N", "of arrivals, tenants and revisions"),
+        profile=("h100-qwen3-14b-sglang", "NAME", "cost of the replicas"),
+        prompt=(SHAPE["prompt_tokens"], "TOKENS", "prompt of a call"),
+        shared=(SHAPE["shared_tokens"], "TOKENS", "its start, the same for a tenant"),
+        output=(SHAPE["output_tokens"], "TOKENS", "output of a call"),
+        workflows=(1000, "N", "of each run"),
+        runs=(8, "N", "at each rate"),
+        jobs=(1, "N", "processes"),
+        out=(Path, "FILE", "default: data/capacity.json"),
+        force=(False, None, "replace a result that is there"),
     )
-    serving.add_argument(
-        "--shared", type=int, default=SHAPE["shared_tokens"], metavar="TOKENS", help="its start, the same for a tenant"
-    )
-    serving.add_argument(
-        "--output", type=int, default=SHAPE["output_tokens"], metavar="TOKENS", help="output of a call"
-    )
-    serving.add_argument("--workflows", type=int, default=1000, metavar="N", help="of each run")
-    serving.add_argument("--runs", type=int, default=8, metavar="N", help="at each rate")
-    serving.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
-    serving.add_argument("--out", type=Path, metavar="FILE", help="default: data/capacity.json")
-    serving.add_argument("--force", action="store_true", help="replace a result that is there")
 
 
 def _scan(arguments: argparse.Namespace) -> int:
