@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 import time
@@ -68,20 +69,15 @@ class Chains:
 
     def __init__(self, n: int, name: str) -> None:
         self.n = n
-        self.heads = [f"n{i}" for i in range(0, n, CHAIN)]
         graph = graph_of({f"n{i}": (f"n{i - 1}",) if i % CHAIN else () for i in range(n)})
-        self.edges = [(f"n{i - 1}", f"n{i}") for i in range(n) if i % CHAIN]
         tree: dict[str, Any] = {}  # of bounded width, for a level is copied when something in it is revised
         for chain in range(n // CHAIN):
-            at = tree
-            for key in self.leaf(chain)[:-1]:
-                at = at.setdefault(key, {})
-            at[self.leaf(chain)[-1]] = 0
+            first, second, third = self.leaf(chain)
+            tree.setdefault(first, {}).setdefault(second, {})[third] = 0
         self.probe = _Probe(policy(name))
         self.machine = Machine(graph, {"request": tree}, self.probe.policy)
         self.machine.index = _Clocked()
-        self.starts: list[float] = []
-        self.finishes: list[float] = []
+        self.starts, self.finishes = list[float](), list[float]()
         for chain in range(n // CHAIN):
             self.run_chain(chain, 0)
         self.starts, self.finishes = [], []
@@ -156,21 +152,19 @@ def planning_of(name: str, sizes: Sequence[int], n_rounds: int) -> list[Row]:
     took: dict[str, list[list[float]]] = {key: [[] for _ in worlds] for key in ("plan", "whole", "peer")}
     rng, salt = random.Random(0), 0
     with Still():
-        for _ in range(n_rounds):
-            for at, world in enumerate(worlds):
-                for key in ("plan", "whole", "peer") * 3:
-                    chain, salt = rng.randrange(world.n // CHAIN), salt + 1
-                    if key == "peer":
-                        head = world.heads[chain]
-                        if call := peers[at]:
-                            took[key][at].append(timed(lambda f=call, h=head: f(h)))
-                        continue
-                    event, machine = world.revision(chain, salt), world.machine
-                    if key == "plan":
-                        took[key][at].append(world.probe.planning(machine, event))
-                    else:
-                        took[key][at].append(timed(lambda m=machine, e=event: m.handle(e)))
-                    world.run_chain(chain, salt)
+        ways = ("plan", "whole", "peer") * 3
+        for _, (at, world), key in itertools.product(range(n_rounds), enumerate(worlds), ways):
+            chain, salt = rng.randrange(world.n // CHAIN), salt + 1
+            if key == "peer":
+                if call := peers[at]:
+                    took[key][at].append(timed(lambda f=call, head=f"n{chain * CHAIN}": f(head)))
+                continue
+            event, machine = world.revision(chain, salt), world.machine
+            if key == "plan":
+                took[key][at].append(world.probe.planning(machine, event))
+            else:
+                took[key][at].append(timed(lambda m=machine, e=event: m.handle(e)))
+            world.run_chain(chain, salt)
     return [*_planning_rows(name, worlds, took, note), *_scan_rows(name, worlds, took["plan"], n_rounds)]
 
 
@@ -180,14 +174,14 @@ def _planning_rows(name: str, worlds: list[Chains], took: dict[str, list[list[fl
     for world, plan, whole, peer in zip(worlds, took["plan"], took["whole"], took["peer"], strict=True):
         case = f"{name}, {world.n:,} nodes"
         ratio = median(plan) / median(peer) if peer else None
-        row = summary("planning", case, plan, 25.0, ratio=ratio, note="over networkx.descendants" if peer else _NO_PEER)
+        peer_note = "over networkx.descendants" if peer else _NO_PEER
+        last_note = f"{peer_note} {note}".strip() if world is worlds[-1] else peer_note
+        row = summary("planning", case, plan, 25.0, ratio=ratio, note=last_note)
         plans.append(row._replace(met=row.met and (ratio is None or ratio <= 5)))
         wholes.append(summary("handle(Revise)", case, whole))
         starts.append(summary("handle(Start)", case, world.starts))
         ends.append(summary("handle(Finish)", case, world.finishes))
-    rows = [each for group in (plans, wholes, starts, ends) for each in with_exponent(group, sizes)]
-    rows[len(plans) - 1] = rows[len(plans) - 1]._replace(note=f"{rows[len(plans) - 1].note} {note}".strip())
-    return rows
+    return [each for group in (plans, wholes, starts, ends) for each in with_exponent(group, sizes)]
 
 
 _NO_PEER = "networkx is not installed (extra: peers)"
@@ -199,9 +193,7 @@ def descendants(world: Chains) -> Callable[[str], object] | None:
         import networkx as nx
     except ImportError:
         return None
-    graph = nx.DiGraph()
-    graph.add_nodes_from(world.machine.graph.order)
-    graph.add_edges_from(world.edges)
+    graph = nx.DiGraph(world.machine.graph.children)
     return lambda head: nx.descendants(graph, head)
 
 
