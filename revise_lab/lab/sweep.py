@@ -17,6 +17,7 @@ import os
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,8 +100,9 @@ def sweep(
     line = _Progress(f"{config.experiment} {config.profile}", len(cells), len(cells) - len(missing), show=progress)
     if missing or adopted or run.manifest["status"] != "complete":
         run.start(executor=name, n_jobs=workers)
-        limit = _Limit(experiment, max_calls, max_tokens)
-        compute = functools.partial(EXECUTORS[name], n_jobs=workers, careful=limit.set)
+        most = {"calls": max_calls, "tokens": max_tokens}
+        limit = _Limit(experiment, {name: n for name, n in most.items() if n is not None})
+        compute = functools.partial(EXECUTORS[name], n_jobs=workers, careful=bool(limit.most))
         _run(run, cells, missing, experiment, compute, line, limit)
         if limit.reached:
             warnings.warn(f"{run.path}: {limit.reached}; {len(missing) - line.computed} cells are left", stacklevel=2)
@@ -121,19 +123,19 @@ def dry_run(config: Config, results_dir: str | Path = "results", n_jobs: int = 1
     experiment = experiments.get(config.experiment)
     cells = config.cells()
     stored: set[str] = set()
-    for folder in _folders(RunFolder.of(config, results_dir).path.parent):
+    parent = RunFolder.of(config, results_dir).path.parent
+    for folder in _folders(parent):
         table = Parts(folder).rows({cell.id for cell in cells} - stored, experiment)
         stored |= set(table["cell_id"].to_pylist()) if table else set()
     missing = [cell for cell in cells if cell.id not in stored]
-    sums: dict[str, float | None] = dict.fromkeys(("calls", "tokens", "wall_s"))
-    for cell in missing if experiment.estimate else ():
-        for name, value in _estimate(experiment, cell).items():
-            sums[name] = (sums.get(name) or 0) + value
-    if sums["wall_s"] is None and (mean_s := _measured_s(RunFolder.of(config, results_dir).path.parent)) is not None:
-        sums["wall_s"] = mean_s * len(missing)
-    minutes = None if sums["wall_s"] is None else sums["wall_s"] / 60 / _workers(n_jobs, config)
+    sums = Counter[str]()
+    for cell in missing:
+        sums.update(_estimate(experiment, cell))
+    mean_s = None if "wall_s" in sums else _measured_s(parent)
+    wall_s = sums.get("wall_s") if mean_s is None else mean_s * len(missing)
+    minutes = None if wall_s is None else wall_s / 60 / _workers(n_jobs, config)
     counts = {"cells": len(cells), "reusable": len(cells) - len(missing), "missing": len(missing)}
-    return counts | {"calls": sums["calls"], "tokens": sums["tokens"], "minutes": minutes}
+    return counts | {"calls": sums.get("calls"), "tokens": sums.get("tokens"), "minutes": minutes}
 
 
 # --- one sweep -------------------------------------------------------------------------------------------------------
@@ -167,11 +169,8 @@ def _run(
         for outcome in outcomes:
             table, error = _checked(experiment, outcome)
             if table is None:
-                failed[outcome.cell.id] = {
-                    "params": dict(outcome.cell.params),
-                    "replicate": outcome.cell.replicate,
-                    "error": error,
-                }
+                cell = outcome.cell
+                failed[cell.id] = {"params": dict(cell.params), "replicate": cell.replicate, "error": error}
             else:
                 waiting.append(table)
             limit.count(outcome)
@@ -250,15 +249,11 @@ class _Limit:
     """The stop rule for real endpoints: it admits cells until a limit is reached, and then says which."""
 
     experiment: Experiment
-    max_calls: int | None
-    max_tokens: int | None
+    most: Mapping[str, int]
+    """Of calls and of tokens, where there is a limit."""
     over: tuple[str, str] | None = None
-    spent: dict[str, float] = field(default_factory=lambda: {"calls": 0, "tokens": 0})
+    spent: Counter[str] = field(default_factory=Counter)
     expected: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    @property
-    def set(self) -> bool:
-        return self.max_calls is not None or self.max_tokens is not None
 
     @property
     def reached(self) -> str | None:
@@ -266,16 +261,16 @@ class _Limit:
         if self.over is None:
             return None
         name, why = self.over
-        return f"stopped by max_{name}={getattr(self, f'max_{name}')} after {self.spent[name]:g} {name}{why}"
+        return f"stopped by max_{name}={self.most[name]} after {self.spent[name]:g} {name}{why}"
 
     def admits(self, cell: Cell) -> bool:
         """Whether the cell may start; its estimate counts as spent until its usage is known."""
-        if not self.set or self.over:
+        if not self.most or self.over:
             return not self.over
         cost = _estimate(self.experiment, cell)
-        for name, most in (("calls", self.max_calls), ("tokens", self.max_tokens)):
+        for name, most in self.most.items():
             held = self.spent[name] + sum(one.get(name, 0) for one in list(self.expected.values()))
-            if most is not None and (held + cost.get(name, 0) > most or held >= most):
+            if held + cost.get(name, 0) > most or held >= most:
                 self.over = (name, "")
                 return False
         self.expected[cell.id] = cost
@@ -283,17 +278,16 @@ class _Limit:
 
     def count(self, outcome: Outcome) -> None:
         """Take the usage of a finished cell; a failed one keeps its estimate, for its calls were made."""
-        if not self.set:
+        if not self.most:
             return
         if outcome.rows is None:
             used: Mapping[str, float | None] = _estimate(self.experiment, outcome.cell)
         else:
-            used = self.experiment.usage(outcome.rows) if self.experiment.usage else _summed(outcome.rows)
-        for name, most in (("calls", self.max_calls), ("tokens", self.max_tokens)):
-            amount = used.get(name)
-            if amount is not None:
+            used = (self.experiment.usage or _summed)(outcome.rows)
+        for name in ("calls", "tokens"):
+            if (amount := used.get(name)) is not None:
                 self.spent[name] += amount
-            elif most is not None and not self.over:
+            elif name in self.most and not self.over:
                 self.over = (name, f": those of cell {outcome.cell.id} are not known")
         self.expected.pop(outcome.cell.id, None)
 
@@ -307,13 +301,13 @@ def _estimate(experiment: Experiment, cell: Cell) -> dict[str, float]:
 
 def _summed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Sum usage over rows; None as soon as one row does not know its own."""
-    split = ("prompt_tokens", "completion_tokens")
-    found: dict[str, list[Any]] = {
-        "calls": [row.get("calls") for row in rows],
-        "tokens": [row["tokens"] if "tokens" in row else [row.get(name) for name in split] for row in rows],
-    }
-    flat = {k: [one for v in values for one in (v if isinstance(v, list) else [v])] for k, values in found.items()}
-    return {name: None if any(v is None or v != v for v in values) else sum(values) for name, values in flat.items()}
+    frame = pd.DataFrame(rows)
+    if "tokens" not in frame:
+        frame["tokens"] = (
+            frame.reindex(columns=["prompt_tokens", "completion_tokens"]).astype(float).sum(axis=1, skipna=False)
+        )
+    sums = frame.reindex(columns=["calls", "tokens"]).astype(float).sum(skipna=False)
+    return {name: None if amount != amount else amount for name, amount in sums.items()}
 
 
 def _measured_s(parent: Path) -> float | None:
