@@ -239,17 +239,12 @@ class _Job:
             self.config = lab.load(name, arguments.profile, self.overrides)
         elif arguments.names and self.overrides:
             raise ConfigError(f"'{name}' has no config, so --set changes nothing there", name=name)
+        named = self.results / "runs" / self.name / self.profile
+        self.folder = named if self.config is None else lab.RunFolder.of(self.config, self.results).path
         if self.notebook is not None:
             template.check_parameters(
                 self.notebook, self.parameters(arguments.jobs)
             )  # a slip must not wait for its turn
-
-    @property
-    def folder(self) -> Path:
-        """Where the run goes."""
-        if self.config is None:
-            return self.results / "runs" / self.name / self.profile
-        return lab.RunFolder.of(self.config, self.results).path
 
     def parameters(self, n_jobs: int) -> dict[str, Any]:
         """Return what is injected: only names that the notebook has, so that a tour need not take them all."""
@@ -326,39 +321,34 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _pairs(arguments: argparse.Namespace) -> list[tuple[Path, Path]]:
-    results = arguments.results
     if arguments.b:
         return [(Path(arguments.a), Path(arguments.b))]
+    results = arguments.results
     if arguments.a:
         run = lab.RunFolder(arguments.a)
-        return [(run.path, _reference(results, run.manifest))]
-    newest: dict[str, tuple[str, Path]] = {}
+        if not (found := _references(results, run.manifest)):
+            raise ResultsError(f"there is no reference run of {run.manifest['experiment']}; name a second run folder")
+        return [(run.path, found[0])]
+    newest: dict[str, tuple[str, Path, Path]] = {}
     for path in sorted((results / "runs").glob("*/*/manifest.json")):
         manifest = lab.RunFolder(path.parent).manifest
-        name, entry = manifest["experiment"], (str(manifest.get("finished_utc")), path.parent)
-        if manifest["status"] == "complete" and _references(results, name):
-            newest[name] = max(newest.get(name, entry), entry)
+        if manifest["status"] == "complete" and (found := _references(results, manifest)):
+            entry = (str(manifest.get("finished_utc")), path.parent, found[0])
+            newest[manifest["experiment"]] = max(newest.get(manifest["experiment"], entry), entry)
     if not newest:
         raise ResultsError(
             f"no complete run in {results / 'runs'} has a reference run of its experiment to be held against; "
             "run revise-lab reproduce first, or name two run folders"
         )
-    return [(run, _reference(results, lab.RunFolder(run).manifest)) for _, run in newest.values()]
+    return [(run, theirs) for _, run, theirs in newest.values()]
 
 
-def _references(results: Path, experiment: str) -> list[Path]:
+def _references(results: Path, manifest: dict[str, Any]) -> list[Path]:
+    """Return the reference runs of an experiment, those of the same config first."""
     from revise_lab.lab.scorecard import reference
 
-    return sorted(path.parent for path in (reference(results) / experiment).rglob("manifest.json"))
-
-
-def _reference(results: Path, manifest: dict[str, Any]) -> Path:
-    """Return the reference run of the same config if there is one, else the first of the experiment."""
-    found = _references(results, manifest["experiment"])
-    if not found:
-        raise ResultsError(f"there is no reference run of {manifest['experiment']}; name a second run folder")
-    same = [path for path in found if lab.RunFolder(path).manifest.get("hash") == manifest["hash"]]
-    return (same or found)[0]
+    found = sorted(path.parent for path in (reference(results) / manifest["experiment"]).rglob("manifest.json"))
+    return sorted(found, key=lambda path: lab.RunFolder(path).manifest.get("hash") != manifest["hash"])
 
 
 def _compare(ours: Path, theirs: Path) -> tuple[str, bool]:

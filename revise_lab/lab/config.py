@@ -29,6 +29,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from revise_lab.errors import ConfigError
 from revise_lab.lab import experiments
 from revise_lab.lab.document import Document, Place, dotted, find, hint, nearest, override, plain, read
+from revise_lab.lab.files import digest
 
 #: Version of the stored rows; part of every cell's id.
 RESULT_SCHEMA = 1
@@ -129,7 +130,7 @@ class Config(BaseModel):
 
         Taken over the ids of the cells: a title, the list of figures or the order of a grid's values leave it alone.
         """
-        return _digest("".join(sorted(cell.id for cell in self._cells)), 4)
+        return digest("".join(sorted(cell.id for cell in self._cells)).encode(), 4)
 
     @property
     def file(self) -> str:
@@ -147,12 +148,9 @@ class Config(BaseModel):
         found = {dotted(place): origin for place, origin in self._layers.origins.items() if place[0] != "profiles"}
         keys = {place[0] for place in self._layers.origins} | {"profile", "profiles"}
         given = set(self.fixed).union(*self.grids)
-        params = experiments.get(self.experiment).params
-        return (
-            found
-            | {name: "default" for name in type(self).model_fields if name not in keys and name != "schema_version"}
-            | {f"params.{name}": "default" for name in params if name not in given}
-        )
+        defaults = [name for name in type(self).model_fields if name not in keys and name != "schema_version"]
+        defaults += [f"params.{name}" for name in experiments.get(self.experiment).params if name not in given]
+        return found | dict.fromkeys(defaults, "default")
 
     @property
     def grids(self) -> tuple[Mapping[str, tuple[Any, ...]], ...]:
@@ -214,15 +212,9 @@ def cell_id(experiment: str, params: Mapping[str, Any], replicate: int, seed: in
 
     Our choice: blake2b over canonical JSON, and `seed` is the cell's own, into which the root seed has gone.
     """
-    content = {
-        "experiment": experiment,
-        "params": params,
-        "replicate": replicate,
-        "seed": seed,
-        "algorithm_version": algorithm_version,
-        "result_schema": RESULT_SCHEMA,
-    }
-    return _digest(_canonical(content), 8)
+    content = {"experiment": experiment, "params": params, "replicate": replicate, "seed": seed}
+    content |= {"algorithm_version": algorithm_version, "result_schema": RESULT_SCHEMA}
+    return digest(_canonical(content).encode())
 
 
 def cell_seed(seed: int, workload: Mapping[str, Any], replicate: int) -> int:
@@ -274,8 +266,8 @@ class _Layers:
         value = plain(value, path)
         if parts[0] in ("profiles", "profile", "schema", "experiment"):
             self.document.fail((path,), "not changed by an override", override=True)
-        grids = _grids(self.tree)
-        if parts[0] == "grid" and len(parts) > 1 and isinstance(self.tree["grid"], list):
+        if parts[0] == "grid" and len(parts) > 1 and isinstance(self.tree.get("grid"), list):
+            grids = _grids(self.tree)
             holders = [(place, grid) for place, grid in grids if parts[1] in grid]
             if not holders:
                 known = sorted({name for _, grid in grids for name in grid})
@@ -284,10 +276,7 @@ class _Layers:
                 grid[parts[1]] = value
                 self.origins[(*place, parts[1])] = "override"
         else:
-            layer: Any = value
-            for part in reversed(parts):
-                layer = {part: layer}
-            self.lay(layer, "override")
+            self.lay(functools.reduce(lambda inner, part: {part: inner}, reversed(parts), value), "override")
 
     def fail(self, place: Place, what: str, allowed: Sequence[str] = (), near: str | None = None) -> NoReturn:
         """Raise about a place, in the layer that it came from."""
@@ -437,7 +426,3 @@ def _explain(
 
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def _digest(text: str, size: int) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()

@@ -108,6 +108,6 @@ def utc() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def digest(data: bytes) -> str:
-    """Hash bytes to 16 hexadecimal digits."""
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+def digest(data: bytes, size: int = 8) -> str:
+    """Hash bytes to hexadecimal digits, two for each byte of `size`."""
+    return hashlib.blake2b(data, digest_size=size).hexdigest()

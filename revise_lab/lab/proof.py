@@ -264,6 +264,12 @@ def storm(
     }
 
 
+def storms(n: int, first_seed: int = 0, n_jobs: int = 1) -> list[dict[str, Any]]:
+    """Storm runs of up to ``n`` revisions, with and without effects; nothing is drawn, so no seed matters."""
+    chosen = itertools.product(("revise", "revise_plus"), (False, True), (10, 100, min(n, 1000)))
+    return [storm(n_revisions, name, effects=effects) for name, effects, n_revisions in chosen]
+
+
 class _Watched(Simulator):
     """Notes how much was ever alive at once."""
 

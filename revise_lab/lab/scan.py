@@ -10,6 +10,7 @@ is halved again and again; run i has the same arrivals, tenants and revisions at
 from __future__ import annotations
 
 import argparse
+import bisect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -61,14 +62,9 @@ def _scan(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{out.name} is there already, and results hang on it - pass another --out, or --force")
     shape = {"prompt_tokens": arguments.prompt, "shared_tokens": arguments.shared, "output_tokens": arguments.output}
     cluster = {"profile": arguments.profile, "n_replicas": 4, "n_tenants": 64}
-    found = scan(
-        arguments.policy,
-        arguments.seed,
-        {**cluster, **shape, "n_workflows": arguments.workflows, "family": "S12", "revised_share": 0.5},
-        n_runs=arguments.runs,
-        n_jobs=arguments.jobs,
-        say=lambda line: print(line, flush=True),  # noqa: T201
-    )
+    setting = {**cluster, **shape, "n_workflows": arguments.workflows, "family": "S12", "revised_share": 0.5}
+    how = {"n_runs": arguments.runs, "n_jobs": arguments.jobs, "say": lambda line: print(line, flush=True)}  # noqa: T201
+    found = scan(arguments.policy, arguments.seed, setting, **how)
     if shape == SHAPE:
         found = {"about": found.pop("about"), "why": WHY, **found}
     write_atomic(out, (json.dumps(found, indent=1) + "\n").encode())
@@ -116,14 +112,11 @@ def scan(
             say(_line(tried[step]))
         return bool(tried[step]["keeps_up"])
 
-    low, high = 0, round(HIGHEST_PER_S / STEP_PER_S)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if keeps_up(middle) else (low, middle)
-    if low not in tried or high not in tried:
-        raise ConfigError(
-            f"capacity is not between {STEP_PER_S} and {HIGHEST_PER_S} workflows/s - choose other lengths"
-        )
+    steps = range(1, round(HIGHEST_PER_S / STEP_PER_S))
+    low = bisect.bisect_left(steps, True, key=lambda step: not keeps_up(step))
+    if not {low, low + 1} <= tried.keys():
+        known = f"{STEP_PER_S} and {HIGHEST_PER_S} workflows/s"
+        raise ConfigError(f"capacity is not between {known} - choose other lengths")
     capacity = round(low * STEP_PER_S, 6)
     below = at_rate(policy, seed, 0.7 * capacity, setting, n_runs, n_jobs)
     say(_line(below))

@@ -9,7 +9,6 @@ costs at most the cells in flight, and a repeated sweep computes what is missing
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import logging
@@ -18,7 +17,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,8 +101,8 @@ def sweep(
         run.start(executor=name, n_jobs=workers)
         most = {"calls": max_calls, "tokens": max_tokens}
         limit = _Limit(experiment, {name: n for name, n in most.items() if n is not None})
-        compute = functools.partial(EXECUTORS[name], n_jobs=workers, careful=bool(limit.most))
-        _run(run, cells, missing, experiment, compute, line, limit)
+        outcomes = EXECUTORS[name](itertools.takewhile(limit.admits, missing), workers, bool(limit.most))
+        _keep(run, outcomes, len(cells), line, limit)
         if limit.reached:
             warnings.warn(f"{run.path}: {limit.reached}; {len(missing) - line.computed} cells are left", stacklevel=2)
     else:
@@ -141,16 +140,8 @@ def dry_run(config: Config, results_dir: str | Path = "results", n_jobs: int = 1
 # --- one sweep -------------------------------------------------------------------------------------------------------
 
 
-def _run(
-    run: RunFolder,
-    cells: Sequence[Cell],
-    missing: Sequence[Cell],
-    experiment: Experiment,
-    run_cells: Callable[[Iterable[Cell]], Iterator[Outcome]],
-    line: _Progress,
-    limit: _Limit,
-) -> None:
-    """Compute cells and store them as they finish; leave a true manifest whatever happens."""
+def _keep(run: RunFolder, outcomes: Iterator[Outcome], total: int, line: _Progress, limit: _Limit) -> None:
+    """Store outcomes as they come; leave a true manifest whatever happens."""
     failed: dict[str, dict[str, Any]] = {}
     waiting: list[pa.Table] = []
     started = written = time.monotonic()
@@ -162,12 +153,11 @@ def _run(
 
     def finish(ended: str) -> None:
         counts = {"computed": line.computed, "reused": line.reused, "wall_s": round(time.monotonic() - started, 3)}
-        run.finish(len(cells), failed, ended=ended, **counts)
+        run.finish(total, failed, ended=ended, **counts)
 
-    outcomes = run_cells(itertools.takewhile(limit.admits, missing))
     try:
         for outcome in outcomes:
-            table, error = _checked(experiment, outcome)
+            table, error = _checked(limit.experiment, outcome)
             if table is None:
                 cell = outcome.cell
                 failed[cell.id] = {"params": dict(cell.params), "replicate": cell.replicate, "error": error}
@@ -191,7 +181,7 @@ def _run(
         getattr(outcomes, "close", int)()
         line.close()
     if failed:
-        raise _failure(run, len(cells), failed)
+        raise _failure(run, total, failed)
 
 
 def _checked(experiment: Experiment, outcome: Outcome) -> tuple[pa.Table | None, str | None]:
@@ -303,9 +293,8 @@ def _summed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Sum usage over rows; None as soon as one row does not know its own."""
     frame = pd.DataFrame(rows)
     if "tokens" not in frame:
-        frame["tokens"] = (
-            frame.reindex(columns=["prompt_tokens", "completion_tokens"]).astype(float).sum(axis=1, skipna=False)
-        )
+        split = frame.reindex(columns=["prompt_tokens", "completion_tokens"]).astype(float)
+        frame["tokens"] = split.sum(axis=1, skipna=False)
     sums = frame.reindex(columns=["calls", "tokens"]).astype(float).sum(skipna=False)
     return {name: None if amount != amount else amount for name, amount in sums.items()}
 
@@ -332,7 +321,7 @@ class _Progress:
         self.computed = self.failed = 0
         self.started = self.said = time.monotonic()
         self.kind = "notebook" if _in_notebook() else "terminal" if sys.stderr.isatty() else "log"
-        self.handle: Any = None
+        self.shown = False
 
     def update(self, *, failed: bool) -> None:
         self.failed += failed
@@ -360,11 +349,9 @@ class _Progress:
         if self.kind == "notebook":
             from IPython.display import display
 
-            bundle = {"text/plain": self.text()}
-            if self.handle is None:
-                self.handle = display(bundle, raw=True, display_id=True)
-            else:
-                self.handle.update(bundle, raw=True)
+            text = {"text/plain": self.text()}
+            display(text, raw=True, display_id=f"sweep-{id(self)}", update=self.shown)
+            self.shown = True
         elif self.kind == "terminal":
             sys.stderr.write(f"\r\x1b[K{self.text()}" + ("\n" if last else ""))
         else:
