@@ -26,7 +26,7 @@ from revise_lab.runtime.probing import Prober
 from revise_lab.serving import probes
 from revise_lab.serving.calibrate import KINDS, MAPE_LIMIT, PARAMETERS, Calibration, calibrate
 from revise_lab.serving.cost import Profile, load
-from revise_lab.serving.probes import Probe, Seen, Stream
+from revise_lab.serving.probes import Probe, Seen
 
 _EPILOG = """\
 It takes about 200 short requests, some minutes on a GPU; nothing else should use the server meanwhile.
@@ -110,9 +110,8 @@ async def probe_server(arguments: argparse.Namespace, raw: Path) -> None:
         head = {"model": arguments.model, "date": utc(), "flags": arguments.flags, "server": server, "context": context}
         write_atomic(raw, (json.dumps(head) + "\n").encode())
         n, work = sum(len(each.prompts) for each in chosen), sum(map(_work, chosen))
-        _say(
-            f"{n} requests in {len(chosen)} probes; the way there and back takes {1e3 * server['round_trip_s']:.2f} ms"
-        )
+        there_ms = 1e3 * server["round_trip_s"]
+        _say(f"{n} requests in {len(chosen)} probes; the way there and back takes {there_ms:.2f} ms")
         started, done, failures = time.monotonic(), 0.0, 0
         with raw.open("a") as lines:
             for number, each in enumerate(chosen, 1):
@@ -149,19 +148,16 @@ def read(raw: Path) -> tuple[dict[str, Any], list[Seen]]:
     ConfigError
         It is no such file.
     """
+    from pydantic import TypeAdapter
+
     try:
         head, *rows = [json.loads(line) for line in raw.read_text().splitlines()]
-        seen = [
-            Seen(Probe(probe[0], tuple(probe[1]), tuple(probe[2]), *probe[3:]),
-                 tuple(Stream(s[0], tuple(s[1]), *s[2:]) for s in streams), *rest)
-            for probe, streams, *rest in (row["seen"] for row in rows if "seen" in row)
-        ]  # fmt: skip
+        seen = [TypeAdapter(Seen).validate_python(row["seen"]) for row in rows if "seen" in row]
         failed = [f"{row['failed']} failed: {row['error']}" for row in rows if "failed" in row]
         return head | {"failed": failed}, seen
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise ConfigError(
-            f"{raw} is no file of measurements ({error}) - calibrate writes one beside the profile"
-        ) from None
+        what = f"{raw} is no file of measurements ({error})"
+        raise ConfigError(f"{what} - calibrate writes one beside the profile") from None
 
 
 def conclude(
@@ -205,8 +201,10 @@ def conclude(
     }
     delay_s = {"abort_delay_s": aborts[0][0] if aborts else base.abort_delay_s}
     profile = found.profile.with_("measured" if aborts else "assumed", **delay_s)
-    for name, of_server in (("kv_capacity_tokens", None), ("max_running", "slots"), ("context_tokens", None)):
-        told = server[of_server or name]
+    told_of = {name: server[name] for name in ("kv_capacity_tokens", "context_tokens")} | {
+        "max_running": server["slots"]
+    }
+    for name, told in told_of.items():
         profile = profile.with_("specified" if told else "assumed", **{name: told or getattr(profile, name)})
     known = {name for name, source in profile.sources.items() if name not in found.fitted and source != "assumed"}
     profile = profile.with_(
@@ -259,24 +257,22 @@ def render(result: Calibration, reasons: Iterable[str]) -> str:
     if "request_s" in result.fitted:
         rows.append(("outside of it, a request (s)", f"{result.request_s:.4g}", "", "measured"))
     delay = "never" if profile.abort_delay_s is None else f"{profile.abort_delay_s:.3f}"
-    rows.append(("abort_delay_s", delay, "", profile.sources["abort_delay_s"]))
-    rows.append(("kv_capacity_tokens", f"{profile.kv_capacity_tokens}", "", profile.sources["kv_capacity_tokens"]))
+    shown = {"abort_delay_s": delay, "kv_capacity_tokens": f"{profile.kv_capacity_tokens}"}
+    rows += [(name, value, "", profile.sources[name]) for name, value in shown.items()]
     lines = [draw.table_text(rows, ("parameter", "value", "95 % interval, given the rest", "source"))]
     for kind in ("fit", "prefill", "decode"):
         if some := [abs(each) for each in result.errors[kind]]:
             where = "over the rows of the fit" if kind == "fit" else f"held out, {kind}"
-            lines.append(
-                f"{where}: {sum(some) / len(some):.1%} mean error over {len(some)} steps, worst {max(some):.1%}"
-            )
+            mean = f"{sum(some) / len(some):.1%} mean error over {len(some)} steps"
+            lines.append(f"{where}: {mean}, worst {max(some):.1%}")
     if about["interference"]:
         how, share = about["interference"]
         lines.append(f"a long prompt beside others: {how}, longest silence {share:.2f} of its prefill")
     if about["prefix"]:
         cached = ", ".join(map(str, about["prefix"]["cached_tokens"]))
         took = ", ".join(f"{each:.3f}" for each in about["prefix"]["first_text_s"])
-        lines.append(
-            f"one prompt three times, the last for another tenant: {cached} tokens cached, {took} s to first text"
-        )
+        three = "one prompt three times, the last for another tenant"
+        lines.append(f"{three}: {cached} tokens cached, {took} s to first text")
     lines += [f"warning: {each}" for each in result.warnings]
     lines.append(f"held-out error {result.held_out_mape:.1%}: {profile.label}")
     return "\n".join([*lines, *(f"NOT calibrated: {each}" for each in reasons)])

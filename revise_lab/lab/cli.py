@@ -200,7 +200,7 @@ def _reproduce(arguments: argparse.Namespace) -> int:
         start = time.monotonic()
         _say(f"[{number}/{len(jobs)}] {job.name} ({arguments.profile})")
         try:
-            written += job.run(arguments.jobs)
+            written += job.run()
             _say(f"[{number}/{len(jobs)}] {job.name} done in {time.monotonic() - start:.1f} s")
         except ReviseLabError as error:
             failed.append(job.name)
@@ -230,7 +230,7 @@ class _Job:
     """One notebook, or one experiment without a notebook, with what it needs to know."""
 
     def __init__(self, name: str, arguments: argparse.Namespace, results: Path) -> None:
-        self.name, self.results, self.profile, self.endpoint = name, results, arguments.profile, arguments.endpoint
+        self.name, self.results, self.profile, self.n_jobs = name, results, arguments.profile, arguments.jobs
         self.notebook = _notebooks().get(name)
         self.overrides = dict(override(item) for item in arguments.overrides)
         self.config = None
@@ -241,31 +241,31 @@ class _Job:
             raise ConfigError(f"'{name}' has no config, so --set changes nothing there", name=name)
         named = self.results / "runs" / self.name / self.profile
         self.folder = named if self.config is None else lab.RunFolder.of(self.config, self.results).path
+        self.given: dict[str, Any] = {}
         if self.notebook is not None:
-            template.check_parameters(
-                self.notebook, self.parameters(arguments.jobs)
-            )  # a slip must not wait for its turn
+            # only names that the notebook has, so that a tour need not take them all
+            given = {"profile": self.profile, "results_dir": str(results), "n_jobs": self.n_jobs}
+            known = template.parameters(self.notebook)
+            self.given = {
+                name: value for name, value in (given | {"endpoint": arguments.endpoint}).items() if name in known
+            }
+            if self.config is not None and self.overrides:
+                self.given["overrides"] = self.overrides
+            template.check_parameters(self.notebook, self.given)  # a slip must not wait for its turn
 
-    def parameters(self, n_jobs: int) -> dict[str, Any]:
-        """Return what is injected: only names that the notebook has, so that a tour need not take them all."""
-        given = {"profile": self.profile, "results_dir": str(self.results), "n_jobs": n_jobs, "endpoint": self.endpoint}
-        known = template.parameters(self.notebook)
-        given = {name: value for name, value in given.items() if name in known}
-        return given | {"overrides": self.overrides} if self.config is not None and self.overrides else given
-
-    def run(self, n_jobs: int) -> list[Path]:
+    def run(self) -> list[Path]:
         """Run the notebook, or the bare sweep, and return the figures and tables it wrote."""
         if self.notebook is None:
-            frame = lab.sweep(self.config, self.results, n_jobs=n_jobs)
+            frame = lab.sweep(self.config, self.results, n_jobs=self.n_jobs)
             values = lab.experiments.get(self.config.experiment).values(frame)
             lab.RunFolder(self.folder).write_values(values)
         else:
             wanted, limits = template.declared(self.notebook)
-            limit, given = limits[self.profile], self.parameters(n_jobs)
+            limit = limits[self.profile]
             if self.config is not None:
                 wanted, limit = wanted + self.config.deliverables, self.config.budget_s or limit
             how = {"timeout_s": limit, "deliverables": wanted, "progress": _say}
-            lab.run_notebook(self.notebook, self.folder, given, **how)
+            lab.run_notebook(self.notebook, self.folder, self.given, **how)
         if self.config is not None:
             run = lab.RunFolder(self.folder)
             if (status := run.manifest["status"]) != "complete":

@@ -18,7 +18,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -131,11 +131,6 @@ class Config(BaseModel):
         Taken over the ids of the cells: a title, the list of figures or the order of a grid's values leave it alone.
         """
         return digest("".join(sorted(cell.id for cell in self._cells)).encode(), 4)
-
-    @property
-    def file(self) -> str:
-        """The file that was read."""
-        return self._layers.document.file
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -342,7 +337,7 @@ def _resolve(document: Document, profile: str, overrides: Mapping[str, Any], *, 
     try:
         config = Config.model_validate_json(json.dumps(layers.tree | {"profile": profile}), strict=True)
     except ValidationError as error:
-        _explain(error, layers, lambda loc: loc, allowed)
+        _explain(error, layers, allowed)
     config._layers, config._overrides = layers, dict(overrides)
     if expand:
         config.cells()
@@ -370,8 +365,15 @@ def _expand(config: Config) -> Iterator[Cell]:
         above: Place = ("grid", index) if isinstance(config.grid, tuple) else ("grid",)
         if math.prod(map(len, grid.values())) * config.replicates > _MAX_CELLS:
             config._layers.fail(above, f"more than {_MAX_CELLS:,} cells")
-        for point in itertools.product(*(range(len(values)) for values in grid.values())):
-            params = _params(config, experiment, above, dict(zip(grid, point, strict=True)), grid)
+        for point in itertools.product(*(enumerate(values) for values in grid.values())):
+            at = {name: (*above, name, number) for name, (number, _) in zip(grid, point, strict=True)}
+            given = dict(config.fixed) | dict(zip(grid, (value for _, value in point), strict=True))
+            try:
+                # through JSON and strictly: "0.7" is no number and true no count, yet a list may become a tuple
+                model = experiment.Params.model_validate_json(json.dumps(given), strict=True)
+            except ValidationError as error:
+                _explain(error, config._layers, experiment.params, above, at)
+            params = Frozen(json.loads(model.model_dump_json()))
             workload = {name: value for name, value in params.items() if name not in experiment.not_in_seed}
             for replicate in range(config.replicates):
                 seed = cell_seed(config.seed, workload, replicate)
@@ -381,32 +383,14 @@ def _expand(config: Config) -> Iterator[Cell]:
                     yield Cell(name, config.experiment, params, replicate, seed)
 
 
-def _params(
-    config: Config,
-    experiment: experiments.Experiment,
-    above: Place,
-    point: Mapping[str, int],
-    grid: Mapping[str, tuple[Any, ...]],
-) -> Frozen:
-    given = dict(config.fixed) | {name: grid[name][index] for name, index in point.items()}
-
-    def place(loc: Place) -> Place:
-        if loc and loc[0] in point:
-            return (*above, loc[0], point[str(loc[0])], *loc[1:])
-        return ("fixed", *loc) if loc else above
-
-    try:
-        # through JSON and strictly: "0.7" is no number and true no count, yet a list may become a tuple
-        model = experiment.Params.model_validate_json(json.dumps(given), strict=True)
-    except ValidationError as error:
-        _explain(error, config._layers, place, experiment.params)
-    return Frozen(json.loads(model.model_dump_json()))
-
-
 def _explain(
-    error: ValidationError, layers: _Layers, place: Callable[[Place], Place], names: Sequence[str]
+    error: ValidationError,
+    layers: _Layers,
+    names: Sequence[str],
+    above: Place = (),
+    at: Mapping[Any, Place] | None = None,
 ) -> NoReturn:
-    """Turn pydantic's first complaint into ours; the others are counted."""
+    """Turn pydantic's first complaint into ours, about the file or about the parameters of a cell; others are counted."""
     found = error.errors(include_url=False)
     first, loc = found[0], tuple(part for part in found[0]["loc"] if part != "[key]")
     what, allowed, near = f"{first['msg']}, got {first['input']!r}", (), None
@@ -421,7 +405,9 @@ def _explain(
         what += "; put it in quotes"
     if len(found) > 1:
         what += f" (and {len(found) - 1} more)"
-    layers.fail(place(loc), what, allowed, near)
+    if at is not None and loc:
+        loc = (*at.get(loc[0], ("fixed", loc[0])), *loc[1:])
+    layers.fail(loc or above, what, allowed, near)
 
 
 def _canonical(value: Any) -> str:
