@@ -243,12 +243,10 @@ class _Job:
         self.folder = named if self.config is None else lab.RunFolder.of(self.config, self.results).path
         self.given: dict[str, Any] = {}
         if self.notebook is not None:
-            # only names that the notebook has, so that a tour need not take them all
-            given = {"profile": self.profile, "results_dir": str(results), "n_jobs": self.n_jobs}
-            known = template.parameters(self.notebook)
-            self.given = {
-                name: value for name, value in (given | {"endpoint": arguments.endpoint}).items() if name in known
-            }
+            given = {"profile": self.profile, "results_dir": str(results)}
+            given |= {"n_jobs": self.n_jobs, "endpoint": arguments.endpoint}
+            known = template.parameters(self.notebook)  # a tour need not take them all
+            self.given = {name: value for name, value in given.items() if name in known}
             if self.config is not None and self.overrides:
                 self.given["overrides"] = self.overrides
             template.check_parameters(self.notebook, self.given)  # a slip must not wait for its turn

@@ -107,9 +107,8 @@ def scan(
     tried: dict[int, dict[str, Any]] = {}
 
     def keeps_up(step: int) -> bool:
-        if step not in tried:
-            tried[step] = at_rate(policy, seed, step * STEP_PER_S, setting, n_runs, n_jobs)
-            say(_line(tried[step]))
+        tried[step] = at_rate(policy, seed, step * STEP_PER_S, setting, n_runs, n_jobs)
+        say(_line(tried[step]))
         return bool(tried[step]["keeps_up"])
 
     steps = range(1, round(HIGHEST_PER_S / STEP_PER_S))
