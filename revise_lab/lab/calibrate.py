@@ -152,11 +152,12 @@ def read(raw: Path) -> tuple[dict[str, Any], list[Seen]]:
 
     try:
         head, *rows = [json.loads(line) for line in raw.read_text().splitlines()]
-        seen = [TypeAdapter(Seen).validate_python(row["seen"]) for row in rows if "seen" in row]
+        seen = TypeAdapter(list[Seen]).validate_python([row["seen"] for row in rows if "seen" in row])
         failed = [f"{row['failed']} failed: {row['error']}" for row in rows if "failed" in row]
         return head | {"failed": failed}, seen
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        what = f"{raw} is no file of measurements ({error})"
+        first = str(error).partition("\n")[0]  # pydantic says more, and where to read about it
+        what = f"{raw} is no file of measurements ({first})"
         raise ConfigError(f"{what} - calibrate writes one beside the profile") from None
 
 

@@ -310,12 +310,12 @@ def _scorecard(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    worst = 0
+    differs = False
     for ours, theirs in _pairs(arguments):
-        said, differs = _compare(ours, theirs)
+        said, moved = _compare(ours, theirs)
         print(f"{ours}\n  against {theirs}\n  {said}")
-        worst = max(worst, int(differs))
-    return worst
+        differs |= moved
+    return int(differs)
 
 
 def _pairs(arguments: argparse.Namespace) -> list[tuple[Path, Path]]:

@@ -283,9 +283,7 @@ class _Layers:
     def check_grid(self, known: Sequence[str]) -> None:
         """Refuse a grid without the right form, and parameters unknown, without a value or given twice."""
         grid, fixed = self.tree.get("grid", {}), self.tree.get("fixed", {})
-        if not isinstance(grid, (dict, list)) or (
-            isinstance(grid, list) and not all(isinstance(g, dict) for g in grid)
-        ):
+        if not all(isinstance(one, dict) for one in (grid if isinstance(grid, list) else [grid])):
             self.fail(("grid",), "a grid maps parameters to lists of values; several grids are a list of such mappings")
         for above, one in _grids(self.tree):
             for name, values in one.items():
@@ -309,11 +307,8 @@ class _Layers:
 
 def _resolve(document: Document, profile: str, overrides: Mapping[str, Any], *, expand: bool = True) -> Config:
     if profile not in PROFILES:
-        raise ConfigError(
-            f"{document.file}: no profile {profile!r}; allowed: {', '.join(PROFILES)}{hint(nearest(profile, PROFILES))}",
-            file=document.file,
-            allowed=PROFILES,
-        )
+        what = f"no profile {profile!r}; allowed: {', '.join(PROFILES)}{hint(nearest(profile, PROFILES))}"
+        raise ConfigError(f"{document.file}: {what}", file=document.file, allowed=PROFILES)
     allowed = tuple(info.alias or name for name, info in Config.model_fields.items() if name != "profile")
     if "profile" in document.values:
         document.fail(("profile",), "chosen when a config is loaded, not in the file", allowed, "profiles")

@@ -17,8 +17,8 @@ from typing import Any
 
 from revise_lab.errors import ResultsError
 
-_PACKAGES = ("numpy", "pandas", "pyarrow", "scipy", "pydantic", "ruamel.yaml", "joblib", "matplotlib", "openai")
-_OPTIONAL = ("langgraph", "distributed", "networkx")
+_PACKAGES = ("numpy", "pandas", "pyarrow", "scipy", "pydantic", "ruamel.yaml", "joblib", "matplotlib", "openai",
+             "langgraph", "distributed", "networkx")  # fmt: skip
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -66,7 +66,7 @@ def set_aside(path: Path, why: str, what: str) -> None:
 def environment() -> dict[str, Any]:
     """Describe code, packages and machine; no host name, no user, no environment variable."""
     versions = {}
-    for name in (*_PACKAGES, *_OPTIONAL):
+    for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {

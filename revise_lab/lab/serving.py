@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 import threading
@@ -56,13 +57,12 @@ def add_commands(command: Callable[..., Any]) -> None:
 
 
 def _delay(text: str) -> float | None:
-    try:
-        delay_s = 0.0 if text == "never" else float(text)
-    except ValueError:
-        delay_s = -1.0
-    if not 0 <= delay_s < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither 0 or more seconds nor never")
-    return None if text == "never" else delay_s
+    if text == "never":
+        return None
+    with contextlib.suppress(ValueError):
+        if 0 <= (delay_s := float(text)) < float("inf"):
+            return delay_s
+    raise argparse.ArgumentTypeError(f"{text!r} is neither 0 or more seconds nor never")
 
 
 def _share(text: str) -> tuple[int, float]:
