@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -103,12 +104,9 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from revise_lab.lab.bench import bench_core, render
-    from revise_lab.lab.bench.conditions import bench_conditions
-    from revise_lab.lab.bench.langgraph import bench_langgraph
-    from revise_lab.lab.bench.serving import bench_serving
+    from revise_lab.lab import bench
 
-    suites = {"core": bench_core, "conditions": bench_conditions}
-    suites |= {"serving": bench_serving, "langgraph": bench_langgraph}
-    print(render(suites[arguments.suite](arguments.rows, arguments.quick)))
+    suite = arguments.suite
+    module = bench if suite == "core" else importlib.import_module(f"{bench.__name__}.{suite}")
+    print(bench.render(getattr(module, f"bench_{suite}")(arguments.rows, arguments.quick)))
     return 0

@@ -82,14 +82,9 @@ class Change:
     def rescan(self) -> float:
         """Return the microseconds of looking at everything that was read and evaluating every condition."""
         self.graph.apply("policy", LIMITS[self.n % 2])
-        verdict = Verdict.BLOCK
-
-        def scan() -> None:
-            nonlocal verdict
-            verdict = full_rescan(self._action, self.graph.values, self._reads)
-
-        spent = timed(scan)
-        self._check(verdict)
+        found: list[Verdict] = []
+        spent = timed(lambda: found.append(full_rescan(self._action, self.graph.values, self._reads)))
+        self._check(found[0])
         return spent
 
     def _check(self, verdict: Verdict) -> None:

@@ -117,8 +117,7 @@ def get(name: str) -> Experiment:
     experiment = Experiment(
         name, module.ALGORITHM_VERSION, module.Params, kept, columns, module.cell, module.values, **beside
     )
-    broken = _broken(experiment)
-    if broken:
+    if broken := _broken(experiment):
         raise ConfigError(f"experiment {name!r}: {broken}", experiment=name)
     return experiment
 
@@ -149,13 +148,11 @@ def _broken(experiment: Experiment) -> str | None:
     settings = experiment.Params.model_config
     if not settings.get("frozen") or settings.get("extra") != "forbid":
         return "Params must be frozen and forbid extra fields"
-    taken = set(experiment.columns) & (set(experiment.params) | set(RESERVED))
-    if taken:
+    own, kept = set(experiment.params), set(RESERVED)
+    if taken := set(experiment.columns) & (own | kept):
         return f"COLUMNS repeats {sorted(taken)}, which parameters or the results folder already write"
-    reserved = set(experiment.params) & set(RESERVED)
-    if reserved:
+    if reserved := own & kept:
         return f"Params uses the reserved names {sorted(reserved)}"
-    unknown = experiment.not_in_seed - set(experiment.params)
-    if unknown:
+    if unknown := experiment.not_in_seed - own:
         return f"NOT_IN_SEED names {sorted(unknown)}, which are no parameters"
     return None
