@@ -26,7 +26,7 @@ from revise_lab.runtime.probing import Prober
 from revise_lab.serving import probes
 from revise_lab.serving.calibrate import KINDS, MAPE_LIMIT, PARAMETERS, Calibration, calibrate
 from revise_lab.serving.cost import Profile, load
-from revise_lab.serving.probes import Probe, Seen, Stream
+from revise_lab.serving.probes import Probe, Seen
 
 _EPILOG = """\
 It takes about 200 short requests, some minutes on a GPU; nothing else should use the server meanwhile.
@@ -46,27 +46,22 @@ _CHUNKS_PER_S = 3000
 _IN_A_ROW = 3
 
 
-def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
+def add_commands(command: Callable[..., Any]) -> None:
     """Add the command to a command line."""
-    sub = command("calibrate", _calibrate, "measure an OpenAI-compatible server and write a profile of it")
-    sub.epilog = _EPILOG
-    sub.add_argument("--base-url", metavar="URL", help="endpoint with /v1; a key comes from " + KEY_VARIABLE)
-    sub.add_argument("--model", metavar="NAME", help="model as the server names it")
-    sub.add_argument(
-        "--raw", type=Path, metavar="FILE", help="fit what an earlier run has measured; no server is asked"
-    )
-    sub.add_argument("--profile", default="h100-qwen3-14b-sglang", metavar="NAME",
-                     help="what is known: a shipped profile or a .json file (default: %(default)s)")  # fmt: skip
-    sub.add_argument("--out", type=Path, metavar="FILE", help="default: results/calibration/MODEL.json, raw beside it")
-    sub.add_argument(
-        "--max-context", type=int, metavar="TOKENS", help="longest prompt and answer (default: 8704 or less)"
-    )
-    sub.add_argument(
-        "--slots", type=int, metavar="N", help="most streams at once (default: what the server says, or 64)"
-    )
-    sub.add_argument("--requests", type=int, metavar="N", help="most requests besides 3 to warm up (default: all, 205)")
-    sub.add_argument("--seed", type=int, default=0, help="of the held-out requests and the bootstrap")
-    sub.add_argument("--flags", default="", metavar="TEXT", help="how the server was started; kept in the profile")
+    sub = command("calibrate", _calibrate, "measure an OpenAI-compatible server and write a profile of it", _EPILOG)
+    sub.options(
+        base_url=(str, "URL", "endpoint with /v1; a key comes from " + KEY_VARIABLE),
+        model=(str, "NAME", "model as the server names it"),
+        raw=(Path, "FILE", "fit what an earlier run has measured; no server is asked"),
+        profile=("h100-qwen3-14b-sglang", "NAME",
+                 "what is known: a shipped profile or a .json file (default: %(default)s)"),
+        out=(Path, "FILE", "default: results/calibration/MODEL.json, raw beside it"),
+        max_context=(int, "TOKENS", "longest prompt and answer (default: 8704 or less)"),
+        slots=(int, "N", "most streams at once (default: what the server says, or 64)"),
+        requests=(int, "N", "most requests besides 3 to warm up (default: all, 205)"),
+        seed=(0, "N", "of the held-out requests and the bootstrap"),
+        flags=("", "TEXT", "how the server was started; kept in the profile"),
+    )  # fmt: skip
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
@@ -115,9 +110,8 @@ async def probe_server(arguments: argparse.Namespace, raw: Path) -> None:
         head = {"model": arguments.model, "date": utc(), "flags": arguments.flags, "server": server, "context": context}
         write_atomic(raw, (json.dumps(head) + "\n").encode())
         n, work = sum(len(each.prompts) for each in chosen), sum(map(_work, chosen))
-        _say(
-            f"{n} requests in {len(chosen)} probes; the way there and back takes {1e3 * server['round_trip_s']:.2f} ms"
-        )
+        there_ms = 1e3 * server["round_trip_s"]
+        _say(f"{n} requests in {len(chosen)} probes; the way there and back takes {there_ms:.2f} ms")
         started, done, failures = time.monotonic(), 0.0, 0
         with raw.open("a") as lines:
             for number, each in enumerate(chosen, 1):
@@ -154,19 +148,17 @@ def read(raw: Path) -> tuple[dict[str, Any], list[Seen]]:
     ConfigError
         It is no such file.
     """
+    from pydantic import TypeAdapter
+
     try:
         head, *rows = [json.loads(line) for line in raw.read_text().splitlines()]
-        seen = [
-            Seen(Probe(probe[0], tuple(probe[1]), tuple(probe[2]), *probe[3:]),
-                 tuple(Stream(s[0], tuple(s[1]), *s[2:]) for s in streams), *rest)
-            for probe, streams, *rest in (row["seen"] for row in rows if "seen" in row)
-        ]  # fmt: skip
+        seen = TypeAdapter(list[Seen]).validate_python([row["seen"] for row in rows if "seen" in row])
         failed = [f"{row['failed']} failed: {row['error']}" for row in rows if "failed" in row]
         return head | {"failed": failed}, seen
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise ConfigError(
-            f"{raw} is no file of measurements ({error}) - calibrate writes one beside the profile"
-        ) from None
+        first = str(error).partition("\n")[0]  # pydantic says more, and where to read about it
+        what = f"{raw} is no file of measurements ({first})"
+        raise ConfigError(f"{what} - calibrate writes one beside the profile") from None
 
 
 def conclude(
@@ -210,8 +202,10 @@ def conclude(
     }
     delay_s = {"abort_delay_s": aborts[0][0] if aborts else base.abort_delay_s}
     profile = found.profile.with_("measured" if aborts else "assumed", **delay_s)
-    for name, of_server in (("kv_capacity_tokens", None), ("max_running", "slots"), ("context_tokens", None)):
-        told = server[of_server or name]
+    told_of = {name: server[name] for name in ("kv_capacity_tokens", "context_tokens")} | {
+        "max_running": server["slots"]
+    }
+    for name, told in told_of.items():
         profile = profile.with_("specified" if told else "assumed", **{name: told or getattr(profile, name)})
     known = {name for name, source in profile.sources.items() if name not in found.fitted and source != "assumed"}
     profile = profile.with_(
@@ -264,24 +258,22 @@ def render(result: Calibration, reasons: Iterable[str]) -> str:
     if "request_s" in result.fitted:
         rows.append(("outside of it, a request (s)", f"{result.request_s:.4g}", "", "measured"))
     delay = "never" if profile.abort_delay_s is None else f"{profile.abort_delay_s:.3f}"
-    rows.append(("abort_delay_s", delay, "", profile.sources["abort_delay_s"]))
-    rows.append(("kv_capacity_tokens", f"{profile.kv_capacity_tokens}", "", profile.sources["kv_capacity_tokens"]))
+    shown = {"abort_delay_s": delay, "kv_capacity_tokens": f"{profile.kv_capacity_tokens}"}
+    rows += [(name, value, "", profile.sources[name]) for name, value in shown.items()]
     lines = [draw.table_text(rows, ("parameter", "value", "95 % interval, given the rest", "source"))]
     for kind in ("fit", "prefill", "decode"):
         if some := [abs(each) for each in result.errors[kind]]:
             where = "over the rows of the fit" if kind == "fit" else f"held out, {kind}"
-            lines.append(
-                f"{where}: {sum(some) / len(some):.1%} mean error over {len(some)} steps, worst {max(some):.1%}"
-            )
+            mean = f"{sum(some) / len(some):.1%} mean error over {len(some)} steps"
+            lines.append(f"{where}: {mean}, worst {max(some):.1%}")
     if about["interference"]:
         how, share = about["interference"]
         lines.append(f"a long prompt beside others: {how}, longest silence {share:.2f} of its prefill")
     if about["prefix"]:
         cached = ", ".join(map(str, about["prefix"]["cached_tokens"]))
         took = ", ".join(f"{each:.3f}" for each in about["prefix"]["first_text_s"])
-        lines.append(
-            f"one prompt three times, the last for another tenant: {cached} tokens cached, {took} s to first text"
-        )
+        three = "one prompt three times, the last for another tenant"
+        lines.append(f"{three}: {cached} tokens cached, {took} s to first text")
     lines += [f"warning: {each}" for each in result.warnings]
     lines.append(f"held-out error {result.held_out_mape:.1%}: {profile.label}")
     return "\n".join([*lines, *(f"NOT calibrated: {each}" for each in reasons)])

@@ -12,14 +12,15 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from revise_lab import lab
 from revise_lab.errors import ConfigError, NotebookFailed, ResultsError, ReviseLabError
-from revise_lab.lab import calibrate, scan, serving
+from revise_lab.lab import calibrate, evidence, scan, serving, template
 from revise_lab.lab.document import find, hint, nearest, override
-from revise_lab.lab.evidence import add_commands
+from revise_lab.lab.files import environment, write_atomic
 
 __all__ = ["main"]
 
@@ -95,10 +96,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=raw,
     )
     parser.add_argument("--traceback", action="store_true", help="show the full traceback of an error")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Command)
 
-    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text, epilog=_EPILOG, formatter_class=raw)
+    def command(name: str, run: Any, text: str, epilog: str = _EPILOG) -> Command:
+        sub = commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=raw)
         sub.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         sub.set_defaults(run=run)
         return sub
@@ -106,29 +107,42 @@ def _parser() -> argparse.ArgumentParser:
     command("list", _list, "list notebooks, experiments and configs")
     reproduce = command("reproduce", _reproduce, "run notebooks, one process each, and end with the scorecard")
     reproduce.add_argument("names", nargs="*", metavar="NAME", help="notebook or experiment; default: all, in order")
-    reproduce.add_argument("--profile", choices=PROFILES, default="smoke", help="size of the run (default: smoke)")
+    reproduce.add_argument("--jobs", type=_jobs, default=1, metavar="N", help="cells at once; -1: one per core")
     reproduce.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="overrides",
                            help="change a config value, for instance grid.load=[0.7,1.0]; may be repeated")  # fmt: skip
-    reproduce.add_argument("--jobs", type=_jobs, default=1, metavar="N", help="cells at once; -1: one per core")
-    reproduce.add_argument("--endpoint", default="emulated", metavar="URL",
-                           help="emulated (default), or the URL of an OpenAI-compatible endpoint")  # fmt: skip
-    reproduce.add_argument("--dry-run", action="store_true", help="say what would run and what it would cost")
-    scorecard = command("scorecard", _scorecard, "show every published value beside ours")
-    scorecard.add_argument("--json", action="store_true", help="as JSON")
-    verify = command("verify", _verify, "compare a run with another, or with the reference")
-    verify.add_argument(
-        "a", nargs="?", metavar="A", help="run folder; default: the newest complete run of each experiment"
+    reproduce.options(
+        profile=("smoke", PROFILES, "size of the run (default: smoke)"),
+        endpoint=("emulated", "URL", "emulated (default), or the URL of an OpenAI-compatible endpoint"),
+        dry_run=(False, None, "say what would run and what it would cost"),
     )
+    scorecard = command("scorecard", _scorecard, "show every published value beside ours")
+    scorecard.options(json=(False, None, "as JSON"))
+    verify = command("verify", _verify, "compare a run with another, or with the reference")
+    newest = "run folder; default: the newest complete run of each experiment"
+    verify.add_argument("a", nargs="?", metavar="A", help=newest)
     verify.add_argument("b", nargs="?", metavar="B", help="run folder; default: the reference of the same experiment")
     doctor = command("doctor", _doctor, "check Python, packages, kernel, write access, fonts and the endpoint")
-    doctor.add_argument("--endpoint", default="emulated", metavar="URL", help="emulated (default) or a URL to reach")
-    add_commands(command)
-    scan.add_commands(command)
-    serving.add_commands(command)
-    calibrate.add_commands(command)
+    doctor.options(endpoint=("emulated", "URL", "emulated (default) or a URL to reach"))
+    for module in (evidence, scan, serving, calibrate):
+        module.add_commands(command)
     for sub in (reproduce, scorecard, verify, doctor):
-        sub.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: ./results")
+        sub.options(results=(Path("results"), "DIR", "default: ./results"))
     return parser
+
+
+class Command(argparse.ArgumentParser):
+    """The parser of one command, whose plain options are rows of a table."""
+
+    def options(self, **rows: tuple[Any, Any, str]) -> None:
+        """Add options, by name: the default or, without one, what reads it; placeholder or choices; help."""
+        for name, (default, shown, text) in rows.items():
+            flag = f"--{name.replace('_', '-')}"
+            if default is False:
+                self.add_argument(flag, action="store_true", help=text)
+                continue
+            how = {"metavar": shown} if isinstance(shown, str) else {"choices": shown}
+            how |= {"type": default} if callable(default) else {"type": type(default), "default": default}
+            self.add_argument(flag, help=text, **how)
 
 
 def _jobs(text: str) -> int:
@@ -142,22 +156,18 @@ def _jobs(text: str) -> int:
 
 
 def _list(_: argparse.Namespace) -> int:
-    from revise_lab.lab import experiments
-
-    notebooks = _notebooks()
-    for name in [*notebooks, *(name for name in experiments.names() if name not in notebooks)]:
-        kinds = [kind for kind, there in (("notebook", name in notebooks), ("config", _has_config(name)),
-                                          ("experiment", name in experiments.names())) if there]  # fmt: skip
-        print(f"{name:<28} {', '.join(kinds):<32} {_title(name)}".rstrip())
+    notebooks, known = _notebooks(), lab.experiments.names()
+    for name in [*notebooks, *(name for name in known if name not in notebooks)]:
+        what = {"notebook": name in notebooks, "config": _has_config(name), "experiment": name in known}
+        kinds = ", ".join(kind for kind, there in what.items() if there)
+        print(f"{name:<28} {kinds:<32} {_title(notebooks.get(name))}".rstrip())
     return 0
 
 
-def _title(name: str) -> str:
-    if name in (notebooks := _notebooks()):
-        cells = json.loads(notebooks[name].read_text(encoding="utf-8"))["cells"]
-        source = "".join(cells[0]["source"]) if cells and cells[0]["cell_type"] == "markdown" else ""
-        return source.strip().splitlines()[0].lstrip("# ") if source.strip() else ""
-    return ""
+def _title(notebook: Path | None) -> str:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"] if notebook else []
+    source = "".join(cells[0]["source"]) if cells and cells[0]["cell_type"] == "markdown" else ""
+    return source.strip().partition("\n")[0].lstrip("# ")
 
 
 def _notebooks() -> dict[str, Path]:
@@ -180,8 +190,6 @@ def _has_config(name: str) -> bool:
 
 
 def _reproduce(arguments: argparse.Namespace) -> int:
-    from revise_lab.lab.scorecard import scorecard
-
     results = arguments.results.resolve()
     jobs = [_Job(name, arguments, results) for name in _chosen(arguments.names)]
     if arguments.dry_run:
@@ -192,12 +200,12 @@ def _reproduce(arguments: argparse.Namespace) -> int:
         start = time.monotonic()
         _say(f"[{number}/{len(jobs)}] {job.name} ({arguments.profile})")
         try:
-            written += job.run(arguments.jobs)
+            written += job.run()
             _say(f"[{number}/{len(jobs)}] {job.name} done in {time.monotonic() - start:.1f} s")
         except ReviseLabError as error:
             failed.append(job.name)
             _say(f"[{number}/{len(jobs)}] {job.name} FAILED: {error}")
-    print(scorecard(results))
+    print(lab.scorecard(results))
     for path in written:
         print(path)
     if failed:
@@ -206,10 +214,8 @@ def _reproduce(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(names: Sequence[str]) -> list[str]:
-    from revise_lab.lab import experiments
-
     notebooks = _notebooks()
-    known = [*notebooks, *(name for name in experiments.names() if _has_config(name) and name not in notebooks)]
+    known = [*notebooks, *(name for name in lab.experiments.names() if _has_config(name) and name not in notebooks)]
     for name in names:
         if name not in known:
             guess = hint(nearest(name, known)) or f"; there are: {', '.join(known) or 'none'}"
@@ -224,112 +230,73 @@ class _Job:
     """One notebook, or one experiment without a notebook, with what it needs to know."""
 
     def __init__(self, name: str, arguments: argparse.Namespace, results: Path) -> None:
-        from revise_lab.lab.config import load
-        from revise_lab.lab.template import check_parameters
-
-        self.name, self.results, self.profile, self.endpoint = name, results, arguments.profile, arguments.endpoint
+        self.name, self.results, self.profile, self.n_jobs = name, results, arguments.profile, arguments.jobs
         self.notebook = _notebooks().get(name)
         self.overrides = dict(override(item) for item in arguments.overrides)
         self.config = None
         if _has_config(name):
             self.overrides |= _endpoint(name, arguments.endpoint)
-            self.config = load(name, arguments.profile, self.overrides)
+            self.config = lab.load(name, arguments.profile, self.overrides)
         elif arguments.names and self.overrides:
             raise ConfigError(f"'{name}' has no config, so --set changes nothing there", name=name)
+        named = self.results / "runs" / self.name / self.profile
+        self.folder = named if self.config is None else lab.RunFolder.of(self.config, self.results).path
+        self.given: dict[str, Any] = {}
         if self.notebook is not None:
-            check_parameters(self.notebook, self.parameters(arguments.jobs))  # a slip must not wait for its turn
+            given = {"profile": self.profile, "results_dir": str(results)}
+            given |= {"n_jobs": self.n_jobs, "endpoint": arguments.endpoint}
+            known = template.parameters(self.notebook)  # a tour need not take them all
+            self.given = {name: value for name, value in given.items() if name in known}
+            if self.config is not None and self.overrides:
+                self.given["overrides"] = self.overrides
+            template.check_parameters(self.notebook, self.given)  # a slip must not wait for its turn
 
-    @property
-    def folder(self) -> Path:
-        """Where the run goes."""
-        from revise_lab.lab.results import RunFolder
-
-        if self.config is None:
-            return self.results / "runs" / self.name / self.profile
-        return RunFolder.of(self.config, self.results).path
-
-    def parameters(self, n_jobs: int) -> dict[str, Any]:
-        """Return what is injected: only names that the notebook has, so that a tour need not take them all."""
-        from revise_lab.lab.template import parameters
-
-        given = {"profile": self.profile, "results_dir": str(self.results), "n_jobs": n_jobs, "endpoint": self.endpoint}
-        known = parameters(self.notebook)
-        given = {name: value for name, value in given.items() if name in known}
-        return given | {"overrides": self.overrides} if self.config is not None and self.overrides else given
-
-    def run(self, n_jobs: int) -> list[Path]:
+    def run(self) -> list[Path]:
         """Run the notebook, or the bare sweep, and return the figures and tables it wrote."""
-        from revise_lab.lab.notebooks import run_notebook
-        from revise_lab.lab.template import declared
-
         if self.notebook is None:
-            self._sweep(n_jobs)
-            return []
-        wanted, limits = declared(self.notebook)
+            frame = lab.sweep(self.config, self.results, n_jobs=self.n_jobs)
+            values = lab.experiments.get(self.config.experiment).values(frame)
+            lab.RunFolder(self.folder).write_values(values)
+        else:
+            wanted, limits = template.declared(self.notebook)
+            limit = limits[self.profile]
+            if self.config is not None:
+                wanted, limit = wanted + self.config.deliverables, self.config.budget_s or limit
+            how = {"timeout_s": limit, "deliverables": wanted, "progress": _say}
+            lab.run_notebook(self.notebook, self.folder, self.given, **how)
         if self.config is not None:
-            wanted += tuple(f"figures/{name}.{kind}" for name in self.config.figures for kind in ("pdf", "svg", "png"))
-            wanted += tuple(f"tables/{name}.{kind}" for name in self.config.tables for kind in ("tex", "csv"))
-        limit = (self.config and self.config.budget_s) or limits[self.profile]
-        run_notebook(
-            self.notebook, self.folder, self.parameters(n_jobs), timeout_s=limit, deliverables=wanted, progress=_say
-        )
-        self._check_cells()
+            run = lab.RunFolder(self.folder)
+            if (status := run.manifest["status"]) != "complete":
+                raise ResultsError(f"its run is {status}: {run.manifest['cells']}; see {self.folder}/manifest.json")
+            run.record_deliverables()
         return sorted(path for kind in ("figures", "tables") for path in (self.folder / kind).glob("[!.]*.*"))
-
-    def _sweep(self, n_jobs: int) -> None:
-        from revise_lab.lab import experiments
-        from revise_lab.lab.results import RunFolder
-        from revise_lab.lab.sweep import sweep
-
-        frame = sweep(self.config, self.results, n_jobs=n_jobs)
-        RunFolder(self.folder).write_values(experiments.get(self.config.experiment).values(frame))
-        self._check_cells()
-
-    def _check_cells(self) -> None:
-        from revise_lab.lab.results import RunFolder
-
-        if self.config is None:
-            return
-        run = RunFolder(self.folder)
-        manifest = run.manifest
-        if manifest["status"] != "complete":
-            raise ResultsError(f"its run is {manifest['status']}: {manifest['cells']}; see {self.folder}/manifest.json")
-        run.record_deliverables()
 
 
 def _endpoint(name: str, endpoint: str) -> dict[str, Any]:
-    from revise_lab.lab import experiments
-    from revise_lab.lab.config import load
-
     if endpoint == "emulated":
         return {}
     if "://" not in endpoint:
         raise ConfigError(f"--endpoint is {endpoint!r}, neither 'emulated' nor a URL such as http://127.0.0.1:8000/v1")
-    if "endpoint" not in experiments.get(load(name).experiment).params:
+    if "endpoint" not in lab.experiments.get(lab.load(name).experiment).params:
         _say(f"{name} talks to no endpoint; --endpoint changes nothing there")
         return {}
     return {"fixed.endpoint": endpoint, "source": "measured"}
 
 
 def _dry_run(jobs: list[_Job], results: Path, n_jobs: int) -> int:
-    from revise_lab.lab.sweep import dry_run
-
     for job in jobs:
         if job.config is None:
             print(f"{job.name}: no cells, only the notebook")
             continue
-        costs = dry_run(job.config, results, n_jobs)
-        known = [
-            f"about {costs[name]:,.3g} {name}" for name in ("calls", "tokens", "minutes") if costs[name] is not None
-        ]
+        costs = lab.dry_run(job.config, results, n_jobs)
+        measures = {name: costs[name] for name in ("calls", "tokens", "minutes")}
+        known = [f"about {value:,.3g} {name}" for name, value in measures.items() if value is not None]
         cells = f"{costs['cells']} cells, {costs['reusable']} of them stored, {costs['missing']} to compute"
         print(f"{job.name}: {cells}; {', '.join(known) or 'cost unknown'} -> {job.folder}")
     return 0
 
 
 def _writable(results: Path) -> None:
-    from revise_lab.lab.files import write_atomic
-
     write_atomic(results / ".writable", b"").unlink()
 
 
@@ -337,74 +304,59 @@ def _writable(results: Path) -> None:
 
 
 def _scorecard(arguments: argparse.Namespace) -> int:
-    from revise_lab.lab.scorecard import scorecard
-
-    card = scorecard(arguments.results)
+    card = lab.scorecard(arguments.results)
     print(json.dumps(list(card), indent=1, ensure_ascii=False) if arguments.json else card)
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    pairs = _pairs(arguments)
-    worst = 0
-    for ours, theirs in pairs:
-        said, differs = _compare(ours, theirs)
+    differs = False
+    for ours, theirs in _pairs(arguments):
+        said, moved = _compare(ours, theirs)
         print(f"{ours}\n  against {theirs}\n  {said}")
-        worst = max(worst, int(differs))
-    return worst
+        differs |= moved
+    return int(differs)
 
 
 def _pairs(arguments: argparse.Namespace) -> list[tuple[Path, Path]]:
-    from revise_lab.lab.results import RunFolder
-
     if arguments.b:
         return [(Path(arguments.a), Path(arguments.b))]
+    results = arguments.results
     if arguments.a:
-        run = RunFolder(arguments.a)
-        return [(run.path, _reference(arguments.results, run.manifest))]
-    newest: dict[str, tuple[str, Path]] = {}
-    for path in sorted((arguments.results / "runs").glob("*/*/manifest.json")):
-        manifest = RunFolder(path.parent).manifest
-        if manifest["status"] == "complete" and _references(arguments.results, manifest["experiment"]):
-            entry = (str(manifest.get("finished_utc")), path.parent)
+        run = lab.RunFolder(arguments.a)
+        if not (found := _references(results, run.manifest)):
+            raise ResultsError(f"there is no reference run of {run.manifest['experiment']}; name a second run folder")
+        return [(run.path, found[0])]
+    newest: dict[str, tuple[str, Path, Path]] = {}
+    for path in sorted((results / "runs").glob("*/*/manifest.json")):
+        manifest = lab.RunFolder(path.parent).manifest
+        if manifest["status"] == "complete" and (found := _references(results, manifest)):
+            entry = (str(manifest.get("finished_utc")), path.parent, found[0])
             newest[manifest["experiment"]] = max(newest.get(manifest["experiment"], entry), entry)
     if not newest:
         raise ResultsError(
-            f"no complete run in {arguments.results / 'runs'} has a reference run of its experiment to be held against; "
+            f"no complete run in {results / 'runs'} has a reference run of its experiment to be held against; "
             "run revise-lab reproduce first, or name two run folders"
         )
-    return [(run, _reference(arguments.results, RunFolder(run).manifest)) for _, run in newest.values()]
+    return [(run, theirs) for _, run, theirs in newest.values()]
 
 
-def _references(results: Path, experiment: str) -> list[Path]:
+def _references(results: Path, manifest: dict[str, Any]) -> list[Path]:
+    """Return the reference runs of an experiment, those of the same config first."""
     from revise_lab.lab.scorecard import reference
 
-    return sorted(path.parent for path in (reference(results) / experiment).rglob("manifest.json"))
-
-
-def _reference(results: Path, manifest: dict[str, Any]) -> Path:
-    """Return the reference run of the same config if there is one, else the first of the experiment."""
-    from revise_lab.lab.results import RunFolder
-
-    found = _references(results, manifest["experiment"])
-    if not found:
-        raise ResultsError(f"there is no reference run of {manifest['experiment']}; name a second run folder")
-    same = [path for path in found if RunFolder(path).manifest.get("hash") == manifest["hash"]]
-    return (same or found)[0]
+    found = sorted(path.parent for path in (reference(results) / manifest["experiment"]).rglob("manifest.json"))
+    return sorted(found, key=lambda path: lab.RunFolder(path).manifest.get("hash") != manifest["hash"])
 
 
 def _compare(ours: Path, theirs: Path) -> tuple[str, bool]:
-    from revise_lab.lab.results import RunFolder, compare, verify
-
-    moved = compare(theirs, ours).query("moved")
+    moved = lab.compare(theirs, ours).query("moved")
     said = [f"{row.id} moved from {row.a:.4g} to {row.b:.4g} {row.unit}" for row in moved.itertuples()]
-    same = RunFolder(ours).manifest["hash"] == RunFolder(theirs).manifest["hash"]
+    same = lab.RunFolder(ours).manifest["hash"] == lab.RunFolder(theirs).manifest["hash"]
     if same and list(theirs.glob("cells-*.parquet")):
-        rows = verify(theirs, ours)
-        said += [
-            f"{row.column} of cell {row.cell_id} was {row.a!r}, is {row.b!r}" for row in rows.head(10).itertuples()
-        ]
-        said += [f"and {len(rows) - 10} more" for _ in range(len(rows) > 10)]
+        rows = [f"{row.column} of cell {row.cell_id} was {row.a!r}, is {row.b!r}"
+                for row in lab.verify(theirs, ours).itertuples()]  # fmt: skip
+        said += rows[:10] + ([f"and {len(rows) - 10} more"] if len(rows) > 10 else [])
         agreed = "exact columns equal, values within their intervals"
     else:
         agreed = "values within their intervals (" + ("the reference keeps no rows" if same else "other config") + ")"
@@ -415,36 +367,32 @@ def _compare(ours: Path, theirs: Path) -> tuple[str, bool]:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    checks = (_check_python, _check_packages, _check_fonts, _check_kernel)
-    outcomes = [check() for check in checks]
-    outcomes += [_check_write(arguments.results), _check_endpoint(arguments.endpoint)]
+    outcomes = list(_checks(arguments))
     for good, said in outcomes:
         print(f"{'ok  ' if good else 'FAIL'} {said}")
     return 0 if all(good for good, _ in outcomes) else 1
 
 
-def _check_python() -> tuple[bool, str]:
-    version = ".".join(map(str, sys.version_info[:3]))
-    return sys.version_info >= (3, 11), f"Python {version} (3.11 or newer is needed)"
-
-
-def _check_packages() -> tuple[bool, str]:
-    from revise_lab.lab.files import environment
-
-    seen = environment()
-    git = seen["git"] or {}
-    tree = f"commit {git['commit'][:10]}{', uncommitted changes' if git['dirty'] else ''}" if git else "no checkout"
-    return True, f"{tree}; " + ", ".join(f"{name} {version}" for name, version in seen["packages"].items())
-
-
-def _check_fonts() -> tuple[bool, str]:
+def _checks(arguments: argparse.Namespace) -> Iterator[tuple[bool, str]]:
     from matplotlib import font_manager
 
+    seen = environment()
+    yield sys.version_info >= (3, 11), f"Python {seen['python']} (3.11 or newer is needed)"
+    git = seen["git"] or {}
+    tree = f"commit {git['commit'][:10]}{', uncommitted changes' if git['dirty'] else ''}" if git else "no checkout"
+    yield True, f"{tree}; " + ", ".join(f"{name} {version}" for name, version in seen["packages"].items())
     try:
         font_manager.findfont("DejaVu Sans", fallback_to_default=False)
+        yield True, "font DejaVu Sans"
     except ValueError:
-        return False, "font DejaVu Sans is missing, so figures would differ: reinstall matplotlib"
-    return True, "font DejaVu Sans"
+        yield False, "font DejaVu Sans is missing, so figures would differ: reinstall matplotlib"
+    yield _check_kernel()
+    try:
+        _writable(arguments.results)
+        yield True, f"results can be written to {arguments.results}"
+    except ResultsError as error:
+        yield False, str(error)
+    yield _check_endpoint(arguments.endpoint)
 
 
 def _check_kernel() -> tuple[bool, str]:
@@ -452,26 +400,16 @@ def _check_kernel() -> tuple[bool, str]:
 
     import nbformat
 
-    from revise_lab.lab.notebooks import run_notebook
-
     cell = nbformat.v4.new_code_cell("x: int = 1  # anything", metadata={"tags": ["parameters"]})
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "probe" / "probe.ipynb"
         path.parent.mkdir()
         nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
         try:
-            run_notebook(path, Path(name) / "out", {"x": 2}, timeout_s=60)
+            lab.run_notebook(path, Path(name) / "out", {"x": 2}, timeout_s=60)
         except NotebookFailed as error:
             return False, f"a notebook does not run: {error}; try: pip install --force-reinstall ipykernel"
     return True, "a notebook runs on a kernel of this Python"
-
-
-def _check_write(results: Path) -> tuple[bool, str]:
-    try:
-        _writable(results)
-    except ResultsError as error:
-        return False, str(error)
-    return True, f"results can be written to {results}"
 
 
 def _check_endpoint(endpoint: str) -> tuple[bool, str]:
@@ -486,10 +424,8 @@ def _check_endpoint(endpoint: str) -> tuple[bool, str]:
         with urlopen(f"{endpoint.rstrip('/')}/models", timeout=5) as answer:
             names = [model["id"] for model in json.load(answer)["data"]]
     except HTTPError as error:
-        return error.code in (
-            401,
-            403,
-        ), f"endpoint answers with HTTP {error.code} (a key in REVISE_LAB_API_KEY may be needed)"
+        refused = error.code in (401, 403)
+        return refused, f"endpoint answers with HTTP {error.code} (a key in REVISE_LAB_API_KEY may be needed)"
     except (URLError, OSError, ValueError, KeyError, TypeError) as error:
         return False, f"endpoint {endpoint} gives no list of models: {getattr(error, 'reason', error)}"
     return True, f"endpoint serves {', '.join(names)}"

@@ -18,7 +18,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -29,6 +29,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from revise_lab.errors import ConfigError
 from revise_lab.lab import experiments
 from revise_lab.lab.document import Document, Place, dotted, find, hint, nearest, override, plain, read
+from revise_lab.lab.files import digest
 
 #: Version of the stored rows; part of every cell's id.
 RESULT_SCHEMA = 1
@@ -129,12 +130,7 @@ class Config(BaseModel):
 
         Taken over the ids of the cells: a title, the list of figures or the order of a grid's values leave it alone.
         """
-        return _digest("".join(sorted(cell.id for cell in self._cells)), 4)
-
-    @property
-    def file(self) -> str:
-        """The file that was read."""
-        return self._layers.document.file
+        return digest("".join(sorted(cell.id for cell in self._cells)).encode(), 4)
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -147,17 +143,20 @@ class Config(BaseModel):
         found = {dotted(place): origin for place, origin in self._layers.origins.items() if place[0] != "profiles"}
         keys = {place[0] for place in self._layers.origins} | {"profile", "profiles"}
         given = set(self.fixed).union(*self.grids)
-        params = experiments.get(self.experiment).params
-        return (
-            found
-            | {name: "default" for name in type(self).model_fields if name not in keys and name != "schema_version"}
-            | {f"params.{name}": "default" for name in params if name not in given}
-        )
+        defaults = [name for name in type(self).model_fields if name not in keys and name != "schema_version"]
+        defaults += [f"params.{name}" for name in experiments.get(self.experiment).params if name not in given]
+        return found | dict.fromkeys(defaults, "default")
 
     @property
     def grids(self) -> tuple[Mapping[str, tuple[Any, ...]], ...]:
         """The grid, or the several grids, always as a tuple."""
         return self.grid if isinstance(self.grid, tuple) else (self.grid,)
+
+    @property
+    def deliverables(self) -> tuple[str, ...]:
+        """The files that the notebook must write below the run folder."""
+        figures = [f"figures/{name}.{kind}" for name in self.figures for kind in ("pdf", "svg", "png")]
+        return (*figures, *(f"tables/{name}.{kind}" for name in self.tables for kind in ("tex", "csv")))
 
     def resolved(self) -> dict[str, Any]:
         """Return plain values with the profile and the overrides applied."""
@@ -208,15 +207,9 @@ def cell_id(experiment: str, params: Mapping[str, Any], replicate: int, seed: in
 
     Our choice: blake2b over canonical JSON, and `seed` is the cell's own, into which the root seed has gone.
     """
-    content = {
-        "experiment": experiment,
-        "params": params,
-        "replicate": replicate,
-        "seed": seed,
-        "algorithm_version": algorithm_version,
-        "result_schema": RESULT_SCHEMA,
-    }
-    return _digest(_canonical(content), 8)
+    content = {"experiment": experiment, "params": params, "replicate": replicate, "seed": seed}
+    content |= {"algorithm_version": algorithm_version, "result_schema": RESULT_SCHEMA}
+    return digest(_canonical(content).encode())
 
 
 def cell_seed(seed: int, workload: Mapping[str, Any], replicate: int) -> int:
@@ -268,8 +261,8 @@ class _Layers:
         value = plain(value, path)
         if parts[0] in ("profiles", "profile", "schema", "experiment"):
             self.document.fail((path,), "not changed by an override", override=True)
-        grids = _grids(self.tree)
-        if parts[0] == "grid" and len(parts) > 1 and isinstance(self.tree["grid"], list):
+        if parts[0] == "grid" and len(parts) > 1 and isinstance(self.tree.get("grid"), list):
+            grids = _grids(self.tree)
             holders = [(place, grid) for place, grid in grids if parts[1] in grid]
             if not holders:
                 known = sorted({name for _, grid in grids for name in grid})
@@ -278,10 +271,7 @@ class _Layers:
                 grid[parts[1]] = value
                 self.origins[(*place, parts[1])] = "override"
         else:
-            layer: Any = value
-            for part in reversed(parts):
-                layer = {part: layer}
-            self.lay(layer, "override")
+            self.lay(functools.reduce(lambda inner, part: {part: inner}, reversed(parts), value), "override")
 
     def fail(self, place: Place, what: str, allowed: Sequence[str] = (), near: str | None = None) -> NoReturn:
         """Raise about a place, in the layer that it came from."""
@@ -293,9 +283,7 @@ class _Layers:
     def check_grid(self, known: Sequence[str]) -> None:
         """Refuse a grid without the right form, and parameters unknown, without a value or given twice."""
         grid, fixed = self.tree.get("grid", {}), self.tree.get("fixed", {})
-        if not isinstance(grid, (dict, list)) or (
-            isinstance(grid, list) and not all(isinstance(g, dict) for g in grid)
-        ):
+        if not all(isinstance(one, dict) for one in (grid if isinstance(grid, list) else [grid])):
             self.fail(("grid",), "a grid maps parameters to lists of values; several grids are a list of such mappings")
         for above, one in _grids(self.tree):
             for name, values in one.items():
@@ -319,11 +307,8 @@ class _Layers:
 
 def _resolve(document: Document, profile: str, overrides: Mapping[str, Any], *, expand: bool = True) -> Config:
     if profile not in PROFILES:
-        raise ConfigError(
-            f"{document.file}: no profile {profile!r}; allowed: {', '.join(PROFILES)}{hint(nearest(profile, PROFILES))}",
-            file=document.file,
-            allowed=PROFILES,
-        )
+        what = f"no profile {profile!r}; allowed: {', '.join(PROFILES)}{hint(nearest(profile, PROFILES))}"
+        raise ConfigError(f"{document.file}: {what}", file=document.file, allowed=PROFILES)
     allowed = tuple(info.alias or name for name, info in Config.model_fields.items() if name != "profile")
     if "profile" in document.values:
         document.fail(("profile",), "chosen when a config is loaded, not in the file", allowed, "profiles")
@@ -347,7 +332,7 @@ def _resolve(document: Document, profile: str, overrides: Mapping[str, Any], *, 
     try:
         config = Config.model_validate_json(json.dumps(layers.tree | {"profile": profile}), strict=True)
     except ValidationError as error:
-        _explain(error, layers, lambda loc: loc, allowed)
+        _explain(error, layers, allowed)
     config._layers, config._overrides = layers, dict(overrides)
     if expand:
         config.cells()
@@ -375,8 +360,15 @@ def _expand(config: Config) -> Iterator[Cell]:
         above: Place = ("grid", index) if isinstance(config.grid, tuple) else ("grid",)
         if math.prod(map(len, grid.values())) * config.replicates > _MAX_CELLS:
             config._layers.fail(above, f"more than {_MAX_CELLS:,} cells")
-        for point in itertools.product(*(range(len(values)) for values in grid.values())):
-            params = _params(config, experiment, above, dict(zip(grid, point, strict=True)), grid)
+        for point in itertools.product(*(enumerate(values) for values in grid.values())):
+            at = {name: (*above, name, number) for name, (number, _) in zip(grid, point, strict=True)}
+            given = dict(config.fixed) | dict(zip(grid, (value for _, value in point), strict=True))
+            try:
+                # through JSON and strictly: "0.7" is no number and true no count, yet a list may become a tuple
+                model = experiment.Params.model_validate_json(json.dumps(given), strict=True)
+            except ValidationError as error:
+                _explain(error, config._layers, experiment.params, above, at)
+            params = Frozen(json.loads(model.model_dump_json()))
             workload = {name: value for name, value in params.items() if name not in experiment.not_in_seed}
             for replicate in range(config.replicates):
                 seed = cell_seed(config.seed, workload, replicate)
@@ -386,32 +378,14 @@ def _expand(config: Config) -> Iterator[Cell]:
                     yield Cell(name, config.experiment, params, replicate, seed)
 
 
-def _params(
-    config: Config,
-    experiment: experiments.Experiment,
-    above: Place,
-    point: Mapping[str, int],
-    grid: Mapping[str, tuple[Any, ...]],
-) -> Frozen:
-    given = dict(config.fixed) | {name: grid[name][index] for name, index in point.items()}
-
-    def place(loc: Place) -> Place:
-        if loc and loc[0] in point:
-            return (*above, loc[0], point[str(loc[0])], *loc[1:])
-        return ("fixed", *loc) if loc else above
-
-    try:
-        # through JSON and strictly: "0.7" is no number and true no count, yet a list may become a tuple
-        model = experiment.Params.model_validate_json(json.dumps(given), strict=True)
-    except ValidationError as error:
-        _explain(error, config._layers, place, experiment.params)
-    return Frozen(json.loads(model.model_dump_json()))
-
-
 def _explain(
-    error: ValidationError, layers: _Layers, place: Callable[[Place], Place], names: Sequence[str]
+    error: ValidationError,
+    layers: _Layers,
+    names: Sequence[str],
+    above: Place = (),
+    at: Mapping[Any, Place] | None = None,
 ) -> NoReturn:
-    """Turn pydantic's first complaint into ours; the others are counted."""
+    """Turn pydantic's first complaint into ours, about the file or about the parameters of a cell; others are counted."""
     found = error.errors(include_url=False)
     first, loc = found[0], tuple(part for part in found[0]["loc"] if part != "[key]")
     what, allowed, near = f"{first['msg']}, got {first['input']!r}", (), None
@@ -426,12 +400,10 @@ def _explain(
         what += "; put it in quotes"
     if len(found) > 1:
         what += f" (and {len(found) - 1} more)"
-    layers.fail(place(loc), what, allowed, near)
+    if at is not None and loc:
+        loc = (*at.get(loc[0], ("fixed", loc[0])), *loc[1:])
+    layers.fail(loc or above, what, allowed, near)
 
 
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def _digest(text: str, size: int) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()

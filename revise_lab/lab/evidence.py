@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -15,28 +16,29 @@ from revise_lab.errors import ConfigError
 PROOFS = ("runs", "crashes", "floor", "storm", "omission")
 
 
-def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
+def add_commands(command: Callable[..., Any]) -> None:
     """Add the three commands to a command line."""
     explore = command("explore", _explore, "explore scenarios in every order, and audit schedules from their journals")
     explore.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="default: all")
     explore.add_argument("--policy", action="append", default=[], metavar="NAME", help="default: revise, revise_plus")
-    explore.add_argument("--all-switches", action="store_true", help="every policy under every allowed combination")
-    explore.add_argument("--audit", type=int, default=0, metavar="N", help="schedules to audit in all (default: none)")
-    explore.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
-    explore.add_argument("--json", action="store_true", help="as JSON")
+    explore.options(
+        all_switches=(False, None, "every policy under every allowed combination"),
+        audit=(0, "N", "schedules to audit in all (default: none)"),
+        jobs=(1, "N", "processes"),
+        json=(False, None, "as JSON"),
+    )
     prove = command("prove", _prove, "random runs against the oracle, crashes, the floor, storms, dropped reads")
     prove.add_argument("what", nargs="*", metavar="WHAT", help=f"of {', '.join(PROOFS)}; default: all")
-    prove.add_argument("--n", type=int, default=1000, metavar="N", help="runs of each (default: 1000)")
-    prove.add_argument("--seed", type=int, default=0, help="first seed")
-    prove.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
-    bench = command("bench", _bench, "measure the machine against its budgets: revise-lab bench core")
-    bench.add_argument(
-        "suite",
-        choices=["core", "conditions", "serving", "langgraph"],
-        help="certificates, planning, views, events; answers; runs; the adapter",
+    prove.options(
+        n=(1000, "N", "runs of each (default: 1000)"), seed=(0, "N", "first seed"), jobs=(1, "N", "processes")
     )
-    bench.add_argument("--rows", metavar="TEXT", help="only what holds this text")
-    bench.add_argument("--quick", action="store_true", help="small sizes, seconds instead of minutes")
+    bench = command("bench", _bench, "measure the machine against its budgets: revise-lab bench core")
+    suites = "certificates, planning, views, events; answers; runs; the adapter"
+    bench.add_argument("suite", choices=["core", "conditions", "serving", "langgraph"], help=suites)
+    bench.options(
+        rows=(str, "TEXT", "only what holds this text"),
+        quick=(False, None, "small sizes, seconds instead of minutes"),
+    )
 
 
 def _explore(arguments: argparse.Namespace) -> int:
@@ -51,9 +53,8 @@ def _explore(arguments: argparse.Namespace) -> int:
     if arguments.all_switches:
         policies = list(dict.fromkeys((*combinations(), *effect_combinations())))
     n_pairs = len(policies) * len(arguments.scenarios or SCENARIOS)
-    rows = explore_all(
-        arguments.scenarios, policies, -(-arguments.audit // n_pairs), jobs=arguments.jobs, tell=_progress()
-    )
+    n_audits = -(-arguments.audit // n_pairs)
+    rows = explore_all(arguments.scenarios, policies, n_audits, jobs=arguments.jobs, tell=_progress())
     findings = [finding for row in rows for finding in row["findings"]]
     if arguments.json:
         print(json.dumps({"scenarios": rows}, indent=1))
@@ -91,40 +92,21 @@ def _prove(arguments: argparse.Namespace) -> int:
 
     if unknown := set(arguments.what) - set(PROOFS):
         raise ConfigError(f"nothing is proved by {', '.join(sorted(unknown))}; there are: {', '.join(PROOFS)}")
-    n, seed, jobs = arguments.n, arguments.seed, arguments.jobs
-    work: dict[str, Callable[[], Any]] = {
-        "runs": lambda: proof.random_runs(n, seed, jobs),
-        "crashes": lambda: proof.crashes(n, seed, jobs),
-        "floor": lambda: proof.floors(n, seed, jobs),
-        "storm": lambda: [
-            proof.storm(k, name, effects=effects)
-            for name in ("revise", "revise_plus")
-            for effects in (False, True)
-            for k in (10, 100, min(n, 1000))
-        ],
-        "omission": lambda: proof.omissions(n, seed, jobs),
-    }
+    work = {"runs": proof.random_runs, "crashes": proof.crashes, "floor": proof.floors}
+    work |= {"storm": proof.storms, "omission": proof.omissions}
     failed = False
     for what in arguments.what or PROOFS:
         started = time.monotonic()
-        found = work[what]()
+        found = work[what](arguments.n, arguments.seed, arguments.jobs)
         print(f"{what} ({time.monotonic() - started:.0f} s): {json.dumps(found, indent=1, default=str)}", flush=True)
-        failed = failed or bool(what in ("runs", "crashes") and (found["findings"] or found["differences"]))
-        failed = failed or bool(what == "floor" and found["below_floor"])
+        failed |= any(found[key] for key in ("findings", "differences", "below_floor") if key in found)
     return 1 if failed else 0
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from revise_lab.lab.bench import bench_core, render
-    from revise_lab.lab.bench.conditions import bench_conditions
-    from revise_lab.lab.bench.langgraph import bench_langgraph
-    from revise_lab.lab.bench.serving import bench_serving
+    from revise_lab.lab import bench
 
-    suites = {
-        "core": bench_core,
-        "conditions": bench_conditions,
-        "serving": bench_serving,
-        "langgraph": bench_langgraph,
-    }
-    print(render(suites[arguments.suite](arguments.rows, arguments.quick)))
+    suite = arguments.suite
+    module = bench if suite == "core" else importlib.import_module(f"{bench.__name__}.{suite}")
+    print(bench.render(getattr(module, f"bench_{suite}")(arguments.rows, arguments.quick)))
     return 0

@@ -6,6 +6,8 @@ order. Rows go back to the parent, which alone writes.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import time
 import traceback
@@ -77,36 +79,28 @@ def dask(cells: Iterable[Cell], n_jobs: int, careful: bool) -> Iterator[Outcome]
         import distributed
     except ImportError:
         raise ConfigError("executor 'dask' needs the extra: pip install 'revise_lab[dask]'", package="dask") from None
-    try:
-        client, ours = distributed.default_client(), None
-    except ValueError:
-        ours = distributed.LocalCluster(
-            n_workers=n_jobs, threads_per_worker=1, host="127.0.0.1", dashboard_address=None
-        )
-        client = distributed.Client(ours)
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            client, ours = distributed.default_client(), None
+        except ValueError:
+            where = {"host": "127.0.0.1", "dashboard_address": None}
+            ours = stack.enter_context(distributed.LocalCluster(n_workers=n_jobs, threads_per_worker=1, **where))
+            client = stack.enter_context(distributed.Client(ours))
         yield from _dask(distributed, client, iter(cells), careful, ours)
-    finally:
-        if ours is not None:
-            client.close()
-            ours.close()
 
 
 def _dask(distributed: Any, client: Any, cells: Iterator[Cell], careful: bool, ours: Any) -> Iterator[Outcome]:
     # results come with completion: asking for them afterwards can wait on a worker that has died meanwhile
     running = distributed.as_completed(with_results=True, raise_errors=False)
     of: dict[Any, Cell] = {}
-    room = max(1, sum(client.ncores().values())) * (1 if careful else 4)
 
-    def hand_out() -> None:
-        for cell in cells:
+    def hand_out(n: int) -> None:
+        for cell in itertools.islice(cells, n):
             future = client.submit(compute, cell, pure=False)
             of[future] = cell
             running.add(future)
-            return
 
-    for _ in range(room):
-        hand_out()
+    hand_out(max(1, sum(client.ncores().values())) * (1 if careful else 4))
     while of:
         _await_ready(running, ours)
         future, result = next(running)
@@ -116,7 +110,7 @@ def _dask(distributed: Any, client: Any, cells: Iterator[Cell], careful: bool, o
         else:
             error = result[1] if isinstance(result, tuple) else result
             yield Outcome(cell, None, f"{type(error).__name__}: {error}")
-        hand_out()
+        hand_out(1)
 
 
 def _await_ready(running: Any, ours: Any) -> None:

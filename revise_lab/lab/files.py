@@ -17,8 +17,8 @@ from typing import Any
 
 from revise_lab.errors import ResultsError
 
-_PACKAGES = ("numpy", "pandas", "pyarrow", "scipy", "pydantic", "ruamel.yaml", "joblib", "matplotlib", "openai")
-_OPTIONAL = ("langgraph", "distributed", "networkx")
+_PACKAGES = ("numpy", "pandas", "pyarrow", "scipy", "pydantic", "ruamel.yaml", "joblib", "matplotlib", "openai",
+             "langgraph", "distributed", "networkx")  # fmt: skip
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -66,7 +66,7 @@ def set_aside(path: Path, why: str, what: str) -> None:
 def environment() -> dict[str, Any]:
     """Describe code, packages and machine; no host name, no user, no environment variable."""
     versions = {}
-    for name in (*_PACKAGES, *_OPTIONAL):
+    for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {
@@ -108,6 +108,6 @@ def utc() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def digest(data: bytes) -> str:
-    """Hash bytes to 16 hexadecimal digits."""
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+def digest(data: bytes, size: int = 8) -> str:
+    """Hash bytes to hexadecimal digits, two for each byte of `size`."""
+    return hashlib.blake2b(data, digest_size=size).hexdigest()

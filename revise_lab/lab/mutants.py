@@ -9,6 +9,7 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -44,15 +45,11 @@ def mutants(
         None where there is no checkout or no pytest, whose decorators the tests use.
     """
     source = Path(folder) / "test_mutants.py"
-    if not source.is_file():
+    if not source.is_file() or find_spec("pytest") is None:
         return None
     sys.path.insert(0, str(source.parent))
     try:
         found = runpy.run_path(str(source))
-    except ModuleNotFoundError as error:
-        if error.name != "pytest":
-            raise
-        return None
     finally:
         sys.path.remove(str(source.parent))
     chosen = [each for each in found["MUTANTS"] if not scenarios or each.by in scenarios][:n_most]

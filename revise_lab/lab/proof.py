@@ -1,6 +1,6 @@
 """Randomised evidence at scale: runs against the oracle, the hindsight floor, storms of revisions, dropped reads.
 
-Everything is a function of a seed; chunks of seeds go to worker processes. A failing seed is returned with its history on
+Everything is a function of a seed; seeds go to worker processes. A failing seed is returned with its history on
 one line, so that it can be pasted into a test.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
 
 from revise_lab.audit.auditor import audit
-from revise_lab.core.body import Ask
 from revise_lab.core.hindsight import hindsight
 from revise_lab.core.machine import Machine
+from revise_lab.core.plan import Policy
 from revise_lab.errors import ReviseLabError
 from revise_lab.lab import stats
 from revise_lab.policies import policy
@@ -26,7 +26,6 @@ from revise_lab.records import event as ev
 from revise_lab.records.effect import Effect
 from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.selector import Marker, Selector
-from revise_lab.records.value import Value
 from revise_lab.records.workflow import Workflow
 from revise_lab.runtime.simulator import Answer, SimulatedRun, Simulator, answer_by_hash, truth_of
 from revise_lab.workloads.serving import S12
@@ -74,34 +73,17 @@ def world_of(seed: int, n_revisions: int, **shape: Any) -> World:
 
 
 def run_world(
-    world: World,
-    name: str,
-    answer: Answer = answer_by_hash,
-    n_slots: int | None = None,
-    crashes: Iterable[float] = (),
-    **switches: str,
+    world: World, how: Policy, simulator: Callable[..., Simulator] = Simulator, **options: Any
 ) -> SimulatedRun:
-    """Run a world under a policy."""
-    return Simulator(
-        world.workflow,
-        world.inputs,
-        policy(name, **switches),
-        revisions=world.revisions,
-        duration_s=lambda ask: world.durations_s.get(ask.node.partition("[")[0], 1.0),
-        answer=answer,
-        n_slots=n_slots,
-        crashes=crashes,
-    ).run()
+    """Run a world under a policy; options are those of the simulator."""
+    options |= {"duration_s": lambda ask: world.durations_s.get(ask.node.partition("[")[0], 1.0)}
+    return simulator(world.workflow, world.inputs, how, revisions=world.revisions, **options).run()
 
 
 def moody() -> Answer:
     """Return answers that differ from call to call, as those of a model that samples do."""
     numbers = itertools.count()
-
-    def answer(ask: Ask) -> Value:
-        return f"{answer_by_hash(ask)} {next(numbers) % 3}"
-
-    return answer
+    return lambda ask: f"{answer_by_hash(ask)} {next(numbers) % 3}"
 
 
 def trial(seed: int) -> Trial:
@@ -127,9 +109,9 @@ def _judged(
     span_s = sum(world.durations_s.values())
     label = name + "".join(f" {key}={value}" for key, value in sorted(switches.items()))
     where = f"seed {seed}, {label}{''.join(f' {key}={value}' for key, value in drawn.items())}"
-    all_switches, at_s = {**switches, **drawn}, [span_s * at for at in crashes]
+    how, at_s = policy(name, **switches, **drawn), [span_s * at for at in crashes]
     try:
-        run = run_world(world, name, answer, (None, 1, 2)[seed % 3], at_s, **all_switches)
+        run = run_world(world, how, answer=answer, n_slots=(None, 1, 2)[seed % 3], crashes=at_s)
     except ReviseLabError as error:
         return Trial(label, n_revisions, 0, 1, f"{where}: {type(error).__name__}: {error}")
     truth, differences = truth_of(run, answer)
@@ -170,7 +152,7 @@ FLOOR_POLICIES = ("revise_plus", "revise", "suffix", "restart", "wait")
 
 def single_trial(seed: int) -> tuple[int, int, bool]:
     """Return (executions, floor, late read below an unsettled parent) of ``revise_plus`` under one revision."""
-    run = run_world(world_of(seed, 1, unknown=0.0), "revise_plus")
+    run = run_world(world_of(seed, 1, unknown=0.0), policy("revise_plus"))
     found = hindsight(run.machine.journal, truth_of(run)[0])
     return found.executions, found.floor, refused_extension(run.machine)
 
@@ -182,7 +164,7 @@ def floor_trial(seed: int) -> list[tuple[str, int, int, int, bool]]:
     rows: list[tuple[str, int, int, int, bool]] = []
     floor, common = 0, True
     for name in FLOOR_POLICIES:
-        run = run_world(world, name)
+        run = run_world(world, policy(name))
         truth, _ = truth_of(run)
         found = hindsight(run.machine.journal, truth)
         floor = floor or found.floor
@@ -204,21 +186,21 @@ def refused_extension(machine: Machine) -> bool:
 
 def floors(n: int, first_seed: int = 0, n_jobs: int = 1) -> dict[str, Any]:
     """Hold executions of every policy against the hindsight floor; ``revise_plus`` also in ``n`` runs of one revision."""
-    rows = [row for rows in spread(floor_trial, range(first_seed, first_seed + n), n_jobs) for row in rows]
+    seeds = range(first_seed, first_seed + n)
+    rows = [row for rows in spread(floor_trial, seeds, n_jobs) for row in rows]
     ratios = []
-    for name in FLOOR_POLICIES:
-        for count in (1, 2, 3):
-            part = [row for row in rows if row[:2] == (name, count)]
-            done, floor = sum(row[2] for row in part), sum(row[3] for row in part)
-            ratios.append({"policy": name, "revisions": count, "n": len(part), "ratio": done / max(1, floor)})
-    single = spread(single_trial, range(first_seed, first_seed + n), n_jobs)
-    above = [row for row in single if row[0] > row[1]]
+    for name, count in itertools.product(FLOOR_POLICIES, (1, 2, 3)):
+        part = [row for row in rows if row[:2] == (name, count)]
+        done, floor = sum(row[2] for row in part), sum(row[3] for row in part)
+        ratios.append({"policy": name, "revisions": count, "n": len(part), "ratio": done / max(1, floor)})
+    single = spread(single_trial, seeds, n_jobs)
+    above = [explained for executions, floor, explained in single if executions > floor]
     return {
         "runs": len(rows) + len(single),
         "below_floor": sum(row[2] < row[3] for row in rows) + sum(row[0] < row[1] for row in single),
         "single_revision": len(single),
         "single_above_floor": len(above),
-        "single_above_explained": sum(row[2] for row in above),
+        "single_above_explained": sum(above),
         "ratios": ratios,
     }
 
@@ -261,9 +243,8 @@ def storm(
     run = simulator.run()
     machine = run.machine
     plans = [plan.affected for plan in run.plans]
-    reached = Counter(node for plan in plans for node in plan) + Counter(
-        c=sum("c" not in plan for plan in plans if plan)
-    )
+    reached = Counter(node for plan in plans for node in plan)
+    reached["c"] += sum("c" not in plan for plan in plans if plan)
     starts = {node: node_run.n_attempts for node, node_run in machine.runs.items()}
     sent = Counter(what for _, what, _ in run.effect_log)
     return {
@@ -281,6 +262,12 @@ def storm(
         "state": machine.state,
         "differences": [*map(str, audit(machine.journal)), *truth_of(run)[1]],
     }
+
+
+def storms(n: int, first_seed: int = 0, n_jobs: int = 1) -> list[dict[str, Any]]:
+    """Storm runs of up to ``n`` revisions, with and without effects; nothing is drawn, so no seed matters."""
+    chosen = itertools.product(("revise", "revise_plus"), (False, True), (10, 100, min(n, 1000)))
+    return [storm(n_revisions, name, effects=effects) for name, effects, n_revisions in chosen]
 
 
 class _Watched(Simulator):
@@ -323,18 +310,18 @@ class Forgetful(Simulator):
 
     Parameters
     ----------
-    forget : callable
-        Says of (node, selector) whether the read is kept from the machine.
+    forgotten : set of (str, Selector)
+        The nodes and their reads that are kept from the machine.
     """
 
-    def __init__(self, *args: Any, forget: Callable[[str, Selector], bool], **options: Any) -> None:
-        self._forget = forget
+    def __init__(self, *args: Any, forgotten: Set[tuple[str, Selector]], **options: Any) -> None:
+        self._forgotten = forgotten
         super().__init__(*args, **options)
 
     def _send(self, event: ev.Event) -> None:
         if isinstance(event, ev.Observe | ev.Finish | ev.Fail):
             node = event.attempt.rpartition("@")[0]
-            event = event._replace(reads=tuple(read for read in event.reads if not self._forget(node, read.selector)))
+            event = event._replace(reads=tuple(r for r in event.reads if (node, r.selector) not in self._forgotten))
         super()._send(event)
 
 
@@ -344,18 +331,12 @@ def omission(share: float, n: int, seed: int = 0) -> stats.Interval:
     The identity: a run is stale exactly when its read was dropped, so the two shares must agree.
     """
     graph = S12.workflow(4).graph()
+    revisions = [(7.5, Revision("r1", (Change("client", Op.SET, ("id",), "another"),)))]
     rng = np.random.default_rng([seed, round(1e6 * share)])
     stale = 0
     for _ in range(n):
-        dropped = bool(rng.random() < share)
-        change = Change("client", Op.SET, ("id",), "another")
-        run = Forgetful(
-            graph,
-            S12.inputs(),
-            policy("revise"),
-            revisions=[(7.5, Revision("r1", (change,)))],
-            forget=lambda node, selector, dropped=dropped: dropped and node == "account" and selector.path == ("id",),
-        ).run()
+        forgotten = {("account", Selector("client", ("id",)))} if rng.random() < share else set()
+        run = Forgetful(graph, S12.inputs(), policy("revise"), revisions=revisions, forgotten=forgotten).run()
         stale += bool(truth_of(run)[1])
     return stats.proportion(stale, n)
 
@@ -371,7 +352,7 @@ def omissions(n: int, seed: int = 0, n_jobs: int = 1) -> dict[str, Any]:
 def dropped_edge(seed: int) -> bool | None:
     """Drop one read of one node in a random world; say whether the run ends stale, ``None`` if it has no such read."""
     world = world_of(seed, 1, unknown=0.0)
-    clean = run_world(world, "revise_plus")
+    clean = run_world(world, policy("revise_plus"))
     reads = [
         (entry.attempt.rpartition("@")[0], read.selector)
         for entry in clean.machine.journal
@@ -382,27 +363,10 @@ def dropped_edge(seed: int) -> bool | None:
     if not reads:
         return None
     node, selector = reads[seed % len(reads)]
-    run = Forgetful(
-        world.workflow,
-        world.inputs,
-        policy("revise_plus"),
-        revisions=world.revisions,
-        duration_s=lambda ask: world.durations_s.get(ask.node.partition("[")[0], 1.0),
-        forget=lambda name, other: name == node and other == selector,
-    ).run()
+    run = run_world(world, policy("revise_plus"), Forgetful, forgotten={(node, selector)})
     return bool(truth_of(run)[1])
 
 
 def spread(work: Callable[[int], Any], seeds: Iterable[int], n_jobs: int) -> list[Any]:
-    """Map seeds to results in chunks over processes, in order."""
-    seeds = list(seeds)
-    if n_jobs == 1:
-        return [work(seed) for seed in seeds]
-    size = max(1, len(seeds) // (8 * n_jobs))
-    chunks = [seeds[at : at + size] for at in range(0, len(seeds), size)]
-    done = joblib.Parallel(n_jobs=n_jobs)(joblib.delayed(_chunk)(work, chunk) for chunk in chunks)
-    return [result for part in done for result in part]
-
-
-def _chunk(work: Callable[[int], Any], seeds: list[int]) -> list[Any]:
-    return [work(seed) for seed in seeds]
+    """Map seeds to results over processes, in order; joblib hands out quick ones in batches."""
+    return joblib.Parallel(n_jobs)(joblib.delayed(work)(seed) for seed in seeds)

@@ -44,6 +44,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.parts = Parts(self.path)
+        self._manifest_path = self.path / "manifest.json"
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -78,13 +79,9 @@ class RunFolder:
             "result_schema": RESULT_SCHEMA,
             "experiment": config.experiment,
             "algorithm_version": experiment.algorithm_version,
-            "profile": config.profile,
-            "hash": config.hash,
-            "seed": config.seed,
-            "source": config.source,
+            **{name: getattr(config, name) for name in ("profile", "hash", "seed", "source")},
             "config": config.resolved(),
-            "overrides": config.overrides,
-            "origins": config.origins,
+            **{name: getattr(config, name) for name in ("overrides", "origins")},
             "params": list(experiment.params),
             "columns": {name: dataclasses.asdict(column) for name, column in experiment.columns.items()},
         }
@@ -93,10 +90,6 @@ class RunFolder:
         return run
 
     # --- the manifest ---
-
-    @property
-    def _manifest_path(self) -> Path:
-        return self.path / "manifest.json"
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -230,13 +223,6 @@ class RunFolder:
         self._save(self.manifest | {"deliverables": found})
         return found
 
-    def missing_deliverables(self, config: Config) -> tuple[str, ...]:
-        """Return the files that the config promises and that are not there, or empty."""
-        promised = [f"figures/{name}.{kind}" for name in config.figures for kind in ("pdf", "svg", "png")]
-        promised += [f"tables/{name}.{kind}" for name in config.tables for kind in ("tex", "csv")]
-        paths = {name: self.path / name for name in promised}
-        return tuple(name for name, path in paths.items() if not path.is_file() or not path.stat().st_size)
-
 
 def compare(a: RunFolder | str | Path, b: RunFolder | str | Path) -> pd.DataFrame:
     """Say which values of two runs of an experiment moved beyond their interval.
@@ -251,21 +237,20 @@ def compare(a: RunFolder | str | Path, b: RunFolder | str | Path) -> pd.DataFram
     runs = [run if isinstance(run, RunFolder) else RunFolder(run) for run in (a, b)]
     kinds = [run.manifest["experiment"] for run in runs]
     if kinds[0] != kinds[1]:
-        raise ResultsError(
-            f"{runs[0].path} is of {kinds[0]}, {runs[1].path} of {kinds[1]}: compare runs of one of them"
-        )
-    left, right = ({row["id"]: row for row in run.values()} for run in runs)
-    rows = []
-    for name in sorted(left.keys() | right.keys()):
-        row: dict[str, Any] = {"id": name, "unit": (left.get(name) or right[name]).get("unit", "")}
-        for side, values in (("a", left), ("b", right)):
-            value = values.get(name, {})
-            row |= {f"{side}{end}": _number(value.get(key)) for end, key in _ENDS.items()}
-        row["change"] = row["b"] - row["a"]
-        row["moved"] = _outside(row, "a", "b") and _outside(row, "b", "a")
-        rows.append(row)
-    columns = ["id", "unit", *(f"{side}{end}" for side in "ab" for end in _ENDS), "change", "moved"]
-    return pd.DataFrame(rows, columns=columns).sort_values(["moved", "id"], ascending=[False, True], ignore_index=True)
+        where = f"{runs[0].path} is of {kinds[0]}, {runs[1].path} of {kinds[1]}"
+        raise ResultsError(f"{where}: compare runs of one of them")
+    sides = []
+    for side, run in zip("ab", runs, strict=True):
+        frame = pd.DataFrame({row["id"]: row for row in run.values()}, index=["unit", "value", "low", "high"]).T
+        sides.append(frame.set_axis([f"{side}_unit", side, f"{side}_low", f"{side}_high"], axis="columns"))
+    both = sides[0].join(sides[1], how="outer").rename_axis("id").reset_index()
+    numbers = [f"{side}{end}" for side in "ab" for end in ("", "_low", "_high")]
+    both[numbers] = both[numbers].astype(float)
+    both["unit"] = both["a_unit"].combine_first(both["b_unit"]).fillna("")
+    both["change"] = both["b"] - both["a"]
+    both["moved"] = _outside(both, "a", "b") & _outside(both, "b", "a")
+    found = both[["id", "unit", *numbers, "change", "moved"]]
+    return found.sort_values(["moved", "id"], ascending=[False, True], ignore_index=True)
 
 
 def verify(
@@ -303,25 +288,17 @@ def verify(
     return pd.DataFrame(found, columns=["cell_id", "row", "column", "a", "b"])
 
 
-_ENDS = {"": "value", "_low": "low", "_high": "high"}
-
-
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)
-
-
-def _outside(row: Mapping[str, Any], one: str, other: str) -> bool:
+def _outside(both: pd.DataFrame, one: str, other: str) -> pd.Series:
     """Whether `one` lies outside the interval of `other`; two unknowns agree, an unknown and a known do not."""
-    value, centre = row[one], row[other]
-    if np.isnan(value) or np.isnan(centre):
-        return bool(np.isnan(value) != np.isnan(centre))
-    low, high = (centre if np.isnan(row[other + end]) else row[other + end] for end in ("_low", "_high"))
-    slack = 1e-12 * max(abs(value), abs(centre))
-    return not low - slack <= value <= high + slack
+    value, centre = both[one], both[other]
+    low, high = (both[other + end].fillna(centre) for end in ("_low", "_high"))
+    slack = 1e-12 * np.maximum(value.abs(), centre.abs())
+    apart = ~value.between(low - slack, high + slack)
+    return apart.where(value.notna() & centre.notna(), value.notna() != centre.notna())
 
 
 def _same(one: Any, other: Any, rtol: float) -> bool:

@@ -10,6 +10,7 @@ is halved again and again; run i has the same arrivals, tenants and revisions at
 from __future__ import annotations
 
 import argparse
+import bisect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -34,27 +35,23 @@ WHY = (
 )
 
 
-def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
+def add_commands(command: Callable[..., Any]) -> None:
     """Add the command to a command line."""
     serving = command("serving", _scan, "fix lengths and capacity of the serving experiments: revise-lab serving scan")
     serving.add_argument("what", choices=["scan"], help="find the capacity of the emulated cluster")
-    serving.add_argument("--policy", default="suffix", metavar="NAME", help="the only policy that runs")
-    serving.add_argument("--seed", type=int, default=20260901, help="of arrivals, tenants and revisions")
-    serving.add_argument("--profile", default="h100-qwen3-14b-sglang", metavar="NAME", help="cost of the replicas")
-    serving.add_argument(
-        "--prompt", type=int, default=SHAPE["prompt_tokens"], metavar="TOKENS", help="prompt of a call"
+    serving.options(
+        policy=("suffix", "NAME", "the only policy that runs"),
+        seed=(20260901, "N", "of arrivals, tenants and revisions"),
+        profile=("h100-qwen3-14b-sglang", "NAME", "cost of the replicas"),
+        prompt=(SHAPE["prompt_tokens"], "TOKENS", "prompt of a call"),
+        shared=(SHAPE["shared_tokens"], "TOKENS", "its start, the same for a tenant"),
+        output=(SHAPE["output_tokens"], "TOKENS", "output of a call"),
+        workflows=(1000, "N", "of each run"),
+        runs=(8, "N", "at each rate"),
+        jobs=(1, "N", "processes"),
+        out=(Path, "FILE", "default: data/capacity.json"),
+        force=(False, None, "replace a result that is there"),
     )
-    serving.add_argument(
-        "--shared", type=int, default=SHAPE["shared_tokens"], metavar="TOKENS", help="its start, the same for a tenant"
-    )
-    serving.add_argument(
-        "--output", type=int, default=SHAPE["output_tokens"], metavar="TOKENS", help="output of a call"
-    )
-    serving.add_argument("--workflows", type=int, default=1000, metavar="N", help="of each run")
-    serving.add_argument("--runs", type=int, default=8, metavar="N", help="at each rate")
-    serving.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
-    serving.add_argument("--out", type=Path, metavar="FILE", help="default: data/capacity.json")
-    serving.add_argument("--force", action="store_true", help="replace a result that is there")
 
 
 def _scan(arguments: argparse.Namespace) -> int:
@@ -65,14 +62,9 @@ def _scan(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{out.name} is there already, and results hang on it - pass another --out, or --force")
     shape = {"prompt_tokens": arguments.prompt, "shared_tokens": arguments.shared, "output_tokens": arguments.output}
     cluster = {"profile": arguments.profile, "n_replicas": 4, "n_tenants": 64}
-    found = scan(
-        arguments.policy,
-        arguments.seed,
-        {**cluster, **shape, "n_workflows": arguments.workflows, "family": "S12", "revised_share": 0.5},
-        n_runs=arguments.runs,
-        n_jobs=arguments.jobs,
-        say=lambda line: print(line, flush=True),  # noqa: T201
-    )
+    setting = {**cluster, **shape, "n_workflows": arguments.workflows, "family": "S12", "revised_share": 0.5}
+    how = {"n_runs": arguments.runs, "n_jobs": arguments.jobs, "say": lambda line: print(line, flush=True)}  # noqa: T201
+    found = scan(arguments.policy, arguments.seed, setting, **how)
     if shape == SHAPE:
         found = {"about": found.pop("about"), "why": WHY, **found}
     write_atomic(out, (json.dumps(found, indent=1) + "\n").encode())
@@ -115,19 +107,15 @@ def scan(
     tried: dict[int, dict[str, Any]] = {}
 
     def keeps_up(step: int) -> bool:
-        if step not in tried:
-            tried[step] = at_rate(policy, seed, step * STEP_PER_S, setting, n_runs, n_jobs)
-            say(_line(tried[step]))
+        tried[step] = at_rate(policy, seed, step * STEP_PER_S, setting, n_runs, n_jobs)
+        say(_line(tried[step]))
         return bool(tried[step]["keeps_up"])
 
-    low, high = 0, round(HIGHEST_PER_S / STEP_PER_S)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if keeps_up(middle) else (low, middle)
-    if low not in tried or high not in tried:
-        raise ConfigError(
-            f"capacity is not between {STEP_PER_S} and {HIGHEST_PER_S} workflows/s - choose other lengths"
-        )
+    steps = range(1, round(HIGHEST_PER_S / STEP_PER_S))
+    low = bisect.bisect_left(steps, True, key=lambda step: not keeps_up(step))
+    if not {low, low + 1} <= tried.keys():
+        known = f"{STEP_PER_S} and {HIGHEST_PER_S} workflows/s"
+        raise ConfigError(f"capacity is not between {known} - choose other lengths")
     capacity = round(low * STEP_PER_S, 6)
     below = at_rate(policy, seed, 0.7 * capacity, setting, n_runs, n_jobs)
     say(_line(below))

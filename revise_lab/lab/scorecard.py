@@ -15,11 +15,12 @@ import functools
 import html
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from revise_lab.errors import ResultsError
@@ -31,7 +32,7 @@ __all__ = ["STANDINGS", "Scorecard", "claims", "judge", "scorecard"]
 
 #: Where a row may stand; info rows are printed and not judged.
 STANDINGS = ("reproduced", "by construction", "same direction", "differs", "not run", "info")
-_PROFILES = ("paper", "quick", "smoke")
+_RANK = {"paper": 0, "quick": 1, "smoke": 2}
 _PAPERS = {"R": "REVISE, arXiv:2609.00643", "A": "conditions, arXiv:2609.08015", "S": "absorber, arXiv:2604.23283"}
 _TOTAL = "R01.total"
 #: (met, what there is to say)
@@ -67,13 +68,9 @@ class Scorecard(list[dict[str, Any]]):
         """Return the table for a terminal: by experiment, rows without a value collapsed by reason."""
         lines = []
         for experiment, rows in self._groups():
-            lines.append(f"\n{experiment}")
-            for row in rows:
-                if row["standing"] != "not run":
-                    lines.append(_text_row(row))
+            lines += [f"\n{experiment}", *(_text_row(row) for row in rows if row["standing"] != "not run")]
             reasons = Counter(row["why"] for row in rows if row["standing"] == "not run")
-            for why, count in reasons.items():
-                lines.append(f"  {count} row{'s' * (count > 1)} not run: {why}")
+            lines += [f"  {count} row{'s' * (count > 1)} not run: {why}" for why, count in reasons.items()]
         return "\n".join([*lines, "", self.summary()]).lstrip("\n")
 
     def _repr_html_(self) -> str:
@@ -194,7 +191,7 @@ def judge(row: dict[str, Any], ours: dict[str, Any] | None, *, same_order: bool 
         if same_order is None:
             return "not run", "other methods of the ranking have no value yet"
         return ("same direction", "") if same_order else ("differs", "the methods rank differently")
-    met, why = _RULES[rule](row, ours)
+    met, why = _met(row, ours)
     if rule == "design" and not met:
         return "not run", why
     if met is None:
@@ -206,65 +203,40 @@ def judge(row: dict[str, Any], ours: dict[str, Any] | None, *, same_order: bool 
     return ("same direction" if rule == "sign" else "reproduced"), why
 
 
-def _equal(row: dict[str, Any], ours: dict[str, Any]) -> Finding:
-    published, value = row["value"], ours["value"]
-    if isinstance(published, str) or isinstance(value, str):
-        return published == value, ""
-    whole = {"share": 1, "ratio": 1, "%": 100}.get(row["unit"])
-    met = value == published if published in (0, whole) else abs(value - published) <= _half_digit(published)
-    few = f"n = {ours['n']} of the {row['n']} published" if "n" in row and (ours.get("n") or 0) < row["n"] else ""
-    return met, few
-
-
-def _overlap(row: dict[str, Any], ours: dict[str, Any]) -> Finding:
-    if ours.get("low") is None or ours.get("high") is None:
-        return False, "no interval was given"
-    low, high = _published_interval(row)
-    if ours["high"] < low or ours["low"] > high:
-        return False, f"the intervals do not meet (published {low:.4g} to {high:.4g})"
-    width = ours["high"] - ours["low"]
-    bounded = "ci" in row or "n" in row
-    limit = 2 * (high - low) if bounded else abs(row["value"]) / 2
-    if width > limit:
-        return None, f"our interval is {width:.3g} wide, more than the {limit:.3g} allowed"
-    if (ours.get("n") or 0) < row.get("n", 0):
-        return None, f"n = {ours.get('n')}, fewer than the {row['n']} published"
-    return True, ""
-
-
-def _sign(row: dict[str, Any], ours: dict[str, Any]) -> Finding:
-    if ours.get("low") is None or ours.get("high") is None:
-        return False, "no interval was given"
-    if "within" in row:
-        met = abs(ours["value"]) < row["within"]
-        return met, f"published as below {row['within']:g} in size"
-    side = row.get("above", 0)
-    met = ours["low"] > side if row["value"] > side else ours["high"] < side
-    return met, "" if met else f"our interval does not lie on the published side of {side:g}"
-
-
-def _overlap_zero(row: dict[str, Any], ours: dict[str, Any]) -> Finding:
-    if ours.get("low") is None or ours.get("high") is None:
-        return False, "no interval was given"
-    if not ours["low"] <= 0 <= ours["high"]:
-        return False, "our interval excludes 0"
-    if (ours.get("n") or 0) < row.get("n", 0):
-        return None, f"n = {ours.get('n')}, fewer than the {row['n']} published"
-    return True, ""
-
-
-def _design(row: dict[str, Any], ours: dict[str, Any]) -> Finding:
-    met = ours["value"] == row["value"]
-    return met, "" if met else f"the published design takes --profile paper; what ran: {ours['value']}"
-
-
-_RULES: dict[str, Callable[[dict[str, Any], dict[str, Any]], Finding]] = {
-    "equal": _equal,
-    "overlap": _overlap,
-    "sign": _sign,
-    "overlap_zero": _overlap_zero,
-    "design": _design,
-}
+def _met(row: dict[str, Any], ours: dict[str, Any]) -> Finding:
+    """Say whether a rule is met; None is nearly."""
+    published, value, low, high = row["value"], ours["value"], ours.get("low"), ours.get("high")
+    few = (ours.get("n") or 0) < row.get("n", 0)
+    match row["rule"]:
+        case "design":
+            met = value == published
+            return met, "" if met else f"the published design takes --profile paper; what ran: {value}"
+        case "equal" if isinstance(published, str) or isinstance(value, str):
+            return published == value, ""
+        case "equal":
+            whole = {"share": 1, "ratio": 1, "%": 100}.get(row["unit"])
+            met = value == published if published in (0, whole) else abs(value - published) <= _half_digit(published)
+            return met, f"n = {ours['n']} of the {row['n']} published" if few else ""
+        case _ if low is None or high is None:
+            return False, "no interval was given"
+        case "sign" if "within" in row:
+            return abs(value) < row["within"], f"published as below {row['within']:g} in size"
+        case "sign":
+            side = row.get("above", 0)
+            met = low > side if published > side else high < side
+            return met, "" if met else f"our interval does not lie on the published side of {side:g}"
+        case "overlap_zero":
+            if not low <= 0 <= high:
+                return False, "our interval excludes 0"
+        case "overlap":
+            least, most = _published_interval(row)
+            if high < least or low > most:
+                return False, f"the intervals do not meet (published {least:.4g} to {most:.4g})"
+            width = high - low
+            limit = 2 * (most - least) if "ci" in row or "n" in row else abs(published) / 2
+            if width > limit:
+                return None, f"our interval is {width:.3g} wide, more than the {limit:.3g} allowed"
+    return (None, f"n = {ours.get('n')}, fewer than the {row['n']} published") if few else (True, "")
 
 
 def _half_digit(value: float) -> float:
@@ -297,18 +269,14 @@ def _orders(rows: list[dict[str, Any]], ours: dict[str, Any]) -> dict[str, bool 
     verdicts: dict[str, bool | None] = {}
     for group in groups.values():
         values = [(ours[row["id"]] or {}).get("value") for row in group]
-        same = None
-        if not any(value is None or value != value for value in values):
-            pairs = [(i, j) for i in range(len(group)) for j in range(i)]
-            same = all(
-                _side(group[i]["value"], group[j]["value"]) == _side(values[i], values[j]) for i, j in pairs
-            )  # fmt: skip
+        known = not any(value is None or value != value for value in values)
+        same = _ranks(row["value"] for row in group) == _ranks(values) if known else None
         verdicts.update({row["id"]: same for row in group})
     return verdicts
 
 
-def _side(a: float, b: float) -> int:
-    return (a > b) - (a < b)
+def _ranks(values: Iterable[float]) -> list[int]:
+    return np.unique(list(values), return_inverse=True)[1].tolist()
 
 
 def _values(results: Path, experiment: str) -> dict[str, dict[str, Any]]:
@@ -331,24 +299,18 @@ def reference(results_dir: str | Path) -> Path:
 
 
 def _sources(results: Path, experiment: str) -> Iterable[Path]:
-    complete = [(run, manifest) for run, manifest in _manifests(results, experiment) if _usable(manifest)]
-    complete.sort(key=lambda item: str(item[1].get("finished_utc")), reverse=True)
-    rank = {profile: index for index, profile in enumerate(_PROFILES)}
-    complete.sort(key=lambda item: rank.get(item[1].get("profile", ""), len(rank)))
-    yield from (run for run, _ in complete)
+    complete = [each for each in _manifests(results, experiment) if each["status"] == "complete"]
+    complete.sort(key=lambda manifest: str(manifest.get("finished_utc")), reverse=True)
+    complete.sort(key=lambda manifest: _RANK.get(manifest.get("profile", ""), len(_RANK)))
+    yield from (manifest["folder"] for manifest in complete if not manifest.get("invalidated"))
     yield from sorted({path.parent for path in (reference(results) / experiment).rglob("values.json")})
 
 
-def _usable(manifest: dict[str, Any]) -> bool:
-    return manifest["status"] == "complete" and not manifest.get("invalidated")
-
-
-def _manifests(results: Path, experiment: str) -> list[tuple[Path, dict[str, Any]]]:
-    found = []
+def _manifests(results: Path, experiment: str) -> Iterator[dict[str, Any]]:
+    """Yield the manifests of an experiment's runs, each with its folder."""
     for path in (results / "runs" / experiment).glob("*/manifest.json"):
         with suppress(ResultsError):  # a torn manifest is no complete run; the next sweep sets it aside
-            found.append((path.parent, RunFolder(path.parent).manifest))
-    return found
+            yield RunFolder(path.parent).manifest | {"folder": path.parent}
 
 
 def _total(ours: dict[str, Any]) -> dict[str, Any] | None:
@@ -368,7 +330,7 @@ def _why_not(experiment: str, results: Path, other_values: bool) -> str:
         return "the experiment is not part of this release yet"
     if other_values:
         return "the runs there are give no value for it"
-    started = sorted((str(m.get("started_utc")), m["status"]) for _, m in _manifests(results, experiment))
+    started = sorted((str(m.get("started_utc")), m["status"]) for m in _manifests(results, experiment))
     tried = f"its last run is {started[-1][1]}; " if started else ""
     return f"{tried}run: revise-lab reproduce {experiment} --profile quick"
 
@@ -382,10 +344,8 @@ def _shown(value: Any) -> str:
 def _ours(row: dict[str, Any]) -> str:
     if row["value"] is None:
         return "-"
-    interval = "" if row["low"] is None or row["high"] is None or row["low"] == row["high"] else (
-        f" [{_shown(row['low'])}, {_shown(row['high'])}]"
-    )  # fmt: skip
-    return _shown(row["value"]) + interval
+    known = row["low"] is not None and row["high"] is not None and row["low"] != row["high"]
+    return _shown(row["value"]) + (f" [{_shown(row['low'])}, {_shown(row['high'])}]" if known else "")
 
 
 def _text_row(row: dict[str, Any]) -> str:

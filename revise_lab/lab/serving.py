@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 import threading
@@ -28,42 +29,40 @@ prompts share a prefix cache. Ctrl-C ends it with exit code 0; calls that are op
 """
 
 
-def add_commands(command: Callable[[str, Any, str], argparse.ArgumentParser]) -> None:
+def add_commands(command: Callable[..., Any]) -> None:
     """Add the command to a command line."""
-    serve = command("serve", _serve, "serve an emulated Qwen3-14B cluster over an OpenAI-compatible HTTP endpoint")
-    serve.epilog = _SERVE
-    serve.add_argument("--profile", default="h100-qwen3-14b-sglang", metavar="NAME",
-                       help="name, or path of a .json file (default: h100-qwen3-14b-sglang)")  # fmt: skip
-    serve.add_argument("--replicas", type=int, default=4, metavar="N", help="how many (default: 4)")
-    serve.add_argument("--scheduler", choices=["fcfs", "fair"], default="fcfs", help="who is next (default: fcfs)")
-    serve.add_argument("--routing", choices=["least_loaded", "pinned"], default="least_loaded",
-                       help="which replica; pinned keeps a tenant at one (default: least_loaded)")  # fmt: skip
-    serve.add_argument("--time-scale", type=float, default=1.0, metavar="X", help="real seconds for each emulated one")
+    text = "serve an emulated Qwen3-14B cluster over an OpenAI-compatible HTTP endpoint"
+    serve = command("serve", _serve, text, _SERVE)
+    serve.options(
+        profile=("h100-qwen3-14b-sglang", "NAME", "name, or path of a .json file (default: h100-qwen3-14b-sglang)"),
+        replicas=(4, "N", "how many (default: 4)"),
+        scheduler=("fcfs", ("fcfs", "fair"), "who is next (default: fcfs)"),
+        routing=("least_loaded", ("least_loaded", "pinned"),
+                 "which replica; pinned keeps a tenant at one (default: least_loaded)"),
+        time_scale=(1.0, "X", "real seconds for each emulated one"),
+        retry_after=(1, "S", "what refusals ask for (default: 1)"),
+        seed=(0, "N", "draws which calls are refused (default: 0)"),
+        stream_interval=(4, "N", "tokens in a chunk (default: 4)"),
+        reply_tokens=(256, "N", "length of a free reply (default: 256)"),
+        log=(Path, "PATH", "new file: a JSON line for each call, no text"),
+        host=("127.0.0.1", "HOST", "address to bind (default: 127.0.0.1)"),
+        port=(0, "PORT", "port to bind; 0 (default) takes a free one"),
+        allow_remote=(False, None, "a host that others reach, without authentication"),
+    )  # fmt: skip
     serve.add_argument("--abort-delay", type=_delay, default=argparse.SUPPRESS, metavar="S",
                        help="emulated seconds that a call goes on after its client has left, or never "
                        "(default: the profile's)")  # fmt: skip
     serve.add_argument("--fail", type=_share, action="append", default=[], metavar="STATUS:SHARE",
                        help="refuse a share of the calls, such as 429:0.05; may be repeated")  # fmt: skip
-    serve.add_argument("--retry-after", type=int, default=1, metavar="S", help="what refusals ask for (default: 1)")
-    serve.add_argument("--seed", type=int, default=0, help="draws which calls are refused (default: 0)")
-    serve.add_argument("--stream-interval", type=int, default=4, metavar="N", help="tokens in a chunk (default: 4)")
-    serve.add_argument(
-        "--reply-tokens", type=int, default=256, metavar="N", help="length of a free reply (default: 256)"
-    )
-    serve.add_argument("--log", type=Path, metavar="PATH", help="new file: a JSON line for each call, no text")
-    serve.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1)")
-    serve.add_argument("--port", type=int, default=0, help="port to bind; 0 (default) takes a free one")
-    serve.add_argument("--allow-remote", action="store_true", help="a host that others reach, without authentication")
 
 
 def _delay(text: str) -> float | None:
-    try:
-        delay_s = 0.0 if text == "never" else float(text)
-    except ValueError:
-        delay_s = -1.0
-    if not 0 <= delay_s < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither 0 or more seconds nor never")
-    return None if text == "never" else delay_s
+    if text == "never":
+        return None
+    with contextlib.suppress(ValueError):
+        if 0 <= (delay_s := float(text)) < float("inf"):
+            return delay_s
+    raise argparse.ArgumentTypeError(f"{text!r} is neither 0 or more seconds nor never")
 
 
 def _share(text: str) -> tuple[int, float]:
@@ -72,6 +71,11 @@ def _share(text: str) -> tuple[int, float]:
         return int(status), float(share)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not STATUS:SHARE, such as 429:0.05") from None
+
+
+_PASSED_ON = (
+    "scheduler", "routing", "time_scale", "seed", "stream_interval", "reply_tokens", "host", "port", "allow_remote",
+)  # fmt: skip
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -86,18 +90,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     server = ClusterServer(
         profile,
         arguments.replicas,
-        scheduler=arguments.scheduler,
-        routing=arguments.routing,
-        time_scale=arguments.time_scale,
         fail=dict(arguments.fail),
         retry_after_s=arguments.retry_after,
-        seed=arguments.seed,
-        stream_interval=arguments.stream_interval,
-        reply_tokens=arguments.reply_tokens,
         log_path=arguments.log,
-        host=arguments.host,
-        port=arguments.port,
-        allow_remote=arguments.allow_remote,
+        **{name: getattr(arguments, name) for name in _PASSED_ON},
     )
     return run_until_interrupted(server)
 

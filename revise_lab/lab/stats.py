@@ -11,7 +11,7 @@ A ``statistic`` takes arrays whose last axis is the sample and returns one numbe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,17 +56,13 @@ class Interval:
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
-    def overlaps(self, other: Interval) -> bool:
-        """Whether the two intervals share a point."""
-        return self.low <= other.high and other.low <= self.high
-
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, as a row of a frame or of ``values.json``."""
         return dataclasses.asdict(self)
 
 
 def bootstrap(
-    values: ArrayLike,
+    values: ArrayLike | tuple[ArrayLike, ...],
     statistic: Statistic = np.mean,
     *,
     clusters: ArrayLike | None = None,
@@ -80,8 +76,9 @@ def bootstrap(
 
     Parameters
     ----------
-    values : array, shape (n,)
-        Entry i is the observation of unit i, or of a row of it if `clusters` are given.
+    values : array, shape (n,), or tuple of such arrays
+        Entry i is the observation of unit i, or of a row of it if `clusters` are given. Several arrays, of which the same
+        units are drawn, are several arguments of the statistic.
     statistic : callable
         ``statistic(x, axis=-1)``.
     clusters : array, shape (n,), optional
@@ -103,64 +100,53 @@ def bootstrap(
     Interval
         Its ``n`` is the number of clusters, or of values without them.
     """
-    return _bootstrap(
-        lambda x, axis: statistic(x, axis=axis), [values], clusters, seed, confidence, n_resamples, unit, over
-    )
+    arrays = _columns(values if isinstance(values, tuple) and np.ndim(values[0]) else [values])
+    level, rng, n = _level(confidence), np.random.default_rng(seed), len(arrays[0])
+    if clusters is None:
+        size = max(1, _CHUNK // n)
+        picks = (rng.integers(n, size=(min(size, n_resamples - at), n)) for at in range(0, n_resamples, size))
+    else:
+        _, codes = np.unique(np.asarray(clusters), return_inverse=True)
+        if codes.shape != arrays[0].shape:
+            raise ConfigError(f"{n} values but {codes.size} cluster labels")
+        order = np.argsort(codes, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+        n, over = len(groups), "clusters" if over in ("samples", "pairs") else over
+        # clusters differ in size, so resamples do not stack
+        picks = (np.concatenate([groups[one] for one in rng.integers(n, size=n)])[None] for _ in range(n_resamples))
+    value = float(statistic(*arrays, axis=-1))
+    if n == 1:
+        return Interval(value, float("nan"), float("nan"), 1, unit, f"none: one of {over}")
+    drawn = np.concatenate([statistic(*(array[pick] for array in arrays), axis=-1) for pick in picks])
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(value, float(low), float(high), n, unit, f"{level * 100:g} % bootstrap over {over}")
 
 
-def paired(
-    a: ArrayLike,
-    b: ArrayLike,
-    statistic: Statistic = np.mean,
-    *,
-    clusters: ArrayLike | None = None,
-    seed: int | np.random.Generator = 0,
-    confidence: float = 0.95,
-    n_resamples: int = N_RESAMPLES,
-    unit: str = "",
-    over: str = "pairs",
-) -> Interval:
+def paired(a: ArrayLike, b: ArrayLike, statistic: Statistic = np.mean, **options: Any) -> Interval:
     """Interval of a statistic of the differences ``a - b`` of pairs that saw the same workload.
 
     Parameters
     ----------
     a, b : array, shape (n,)
         Entry i of both is workflow i under one and under the other policy.
-    statistic, clusters, seed, confidence, n_resamples, unit, over
-        As for `bootstrap`; pairs, or clusters of pairs, are resampled.
+    statistic : callable
+        As for `bootstrap`.
+    **options : Any
+        The others of `bootstrap`; pairs, or clusters of pairs, are resampled.
     """
     a, b = _columns([a, b])
-    return bootstrap(
-        a - b,
-        statistic,
-        clusters=clusters,
-        seed=seed,
-        confidence=confidence,
-        n_resamples=n_resamples,
-        unit=unit,
-        over=over,
-    )
+    return bootstrap(a - b, statistic, **{"over": "pairs"} | options)
 
 
-def ratio(
-    numerators: ArrayLike,
-    denominators: ArrayLike,
-    *,
-    clusters: ArrayLike | None = None,
-    seed: int | np.random.Generator = 0,
-    confidence: float = 0.95,
-    n_resamples: int = N_RESAMPLES,
-    unit: str = "",
-    over: str = "samples",
-) -> Interval:
+def ratio(numerators: ArrayLike, denominators: ArrayLike, **options: Any) -> Interval:
     """Interval of ``sum(numerators) / sum(denominators)``, numerator and denominator resampled together.
 
     Parameters
     ----------
     numerators, denominators : array, shape (n,)
         Entry i of both belongs to unit i, for instance executions and the hindsight floor of workflow i.
-    clusters, seed, confidence, n_resamples, unit, over
-        As for `bootstrap`.
+    **options : Any
+        As for `bootstrap`, without a statistic.
 
     Raises
     ------
@@ -174,7 +160,7 @@ def ratio(
             raise ConfigError("a ratio of sums has a denominator of 0, in the sample or in a resample of it")
         return x.sum(axis=axis) / below
 
-    return _bootstrap(divide, [numerators, denominators], clusters, seed, confidence, n_resamples, unit, over)
+    return bootstrap(tuple(_columns([numerators, denominators])), divide, **options)
 
 
 def proportion(successes: int, n: int, *, confidence: float = 0.95, unit: str = "share") -> Interval:
@@ -216,38 +202,6 @@ def iqm(values: ArrayLike, axis: int = -1) -> Any:
     return ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
 
 
-def by_group(
-    frame: pd.DataFrame, by: str | Sequence[str], value: str, statistic: Statistic = np.mean, **options: Any
-) -> pd.DataFrame:
-    """Bootstrap one column of a tidy frame in every group.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        One row an observation.
-    by : str or sequence of str
-        Columns that make the groups, in the order in which they first appear.
-    value : str
-        The column to summarise.
-    statistic : callable
-        As for `bootstrap`.
-    **options : Any
-        Passed to `bootstrap`; ``clusters`` is the name of a column here.
-
-    Returns
-    -------
-    DataFrame
-        A row a group: the columns of `by`, then value, low, high, n, unit, kind.
-    """
-    by, clusters = [by] if isinstance(by, str) else list(by), options.pop("clusters", None)
-    rows: list[Mapping[str, Any]] = []
-    for key, group in frame.groupby(by, sort=False, dropna=False):
-        labels = None if clusters is None else group[clusters].to_numpy()
-        found = bootstrap(group[value].to_numpy(), statistic, clusters=labels, **options)
-        rows.append(dict(zip(by, key, strict=True)) | found.as_dict())
-    return pd.DataFrame(rows)
-
-
 def pairs(frame: pd.DataFrame, on: str, a: Any, b: Any, value: str, match: Sequence[str]) -> tuple[Floats, Floats]:
     """Line up two levels of a column, for instance two policies, over the workloads that they share.
 
@@ -282,55 +236,6 @@ def pairs(frame: pd.DataFrame, on: str, a: Any, b: Any, value: str, match: Seque
     if len(alone) or sides[0].empty:
         raise ConfigError(f"{on}: {len(alone)} workloads are there for only one of {a} and {b}", alone=list(alone[:5]))
     return sides[0].to_numpy(float), sides[1].reindex(sides[0].index).to_numpy(float)
-
-
-def _bootstrap(
-    statistic: Statistic,
-    columns: Sequence[ArrayLike],
-    clusters: ArrayLike | None,
-    seed: int | np.random.Generator,
-    confidence: float,
-    n_resamples: int,
-    unit: str,
-    over: str,
-) -> Interval:
-    arrays, level = _columns(columns), _level(confidence)
-    if clusters is None:
-        groups, n = None, len(arrays[0])
-    else:
-        _, codes = np.unique(np.asarray(clusters), return_inverse=True)
-        if codes.shape != arrays[0].shape:
-            raise ConfigError(f"{len(arrays[0])} values but {codes.size} cluster labels")
-        order = np.argsort(codes, kind="stable")
-        groups = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
-        n, over = len(groups), "clusters" if over in ("samples", "pairs") else over
-    value = float(statistic(*arrays, axis=-1))
-    kind = f"{level * 100:g} % bootstrap over {over}"
-    if n == 1:
-        return Interval(value, float("nan"), float("nan"), 1, unit, f"none: one of {over}")
-    drawn = _resampled(statistic, arrays, groups, n, n_resamples, np.random.default_rng(seed))
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(value, float(low), float(high), n, unit, kind)
-
-
-def _resampled(
-    statistic: Statistic,
-    arrays: Sequence[Floats],
-    groups: Sequence[NDArray[np.intp]] | None,
-    n: int,
-    n_resamples: int,
-    rng: np.random.Generator,
-) -> Floats:
-    """Draw the statistic of every resample, shape (n_resamples,)."""
-    if groups is None:
-        sizes = [min(max(1, _CHUNK // n), n_resamples - done) for done in range(0, n_resamples, max(1, _CHUNK // n))]
-        picks = (rng.integers(n, size=(size, n)) for size in sizes)
-        return np.concatenate([statistic(*(array[pick] for array in arrays), axis=-1) for pick in picks])
-    drawn = np.empty(n_resamples)
-    for index in range(n_resamples):  # clusters differ in size, so resamples do not stack
-        pick = np.concatenate([groups[one] for one in rng.integers(n, size=n)])
-        drawn[index] = statistic(*(array[pick] for array in arrays), axis=-1)
-    return drawn
 
 
 def _columns(columns: Sequence[ArrayLike]) -> list[Floats]:

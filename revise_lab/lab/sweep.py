@@ -9,7 +9,6 @@ costs at most the cells in flight, and a repeated sweep computes what is missing
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import logging
@@ -17,7 +16,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,9 +99,10 @@ def sweep(
     line = _Progress(f"{config.experiment} {config.profile}", len(cells), len(cells) - len(missing), show=progress)
     if missing or adopted or run.manifest["status"] != "complete":
         run.start(executor=name, n_jobs=workers)
-        limit = _Limit(experiment, max_calls, max_tokens)
-        compute = functools.partial(EXECUTORS[name], n_jobs=workers, careful=limit.set)
-        _run(run, cells, missing, experiment, compute, line, limit)
+        most = {"calls": max_calls, "tokens": max_tokens}
+        limit = _Limit(experiment, {name: n for name, n in most.items() if n is not None})
+        outcomes = EXECUTORS[name](itertools.takewhile(limit.admits, missing), workers, bool(limit.most))
+        _keep(run, outcomes, len(cells), line, limit)
         if limit.reached:
             warnings.warn(f"{run.path}: {limit.reached}; {len(missing) - line.computed} cells are left", stacklevel=2)
     else:
@@ -121,34 +122,26 @@ def dry_run(config: Config, results_dir: str | Path = "results", n_jobs: int = 1
     experiment = experiments.get(config.experiment)
     cells = config.cells()
     stored: set[str] = set()
-    for folder in _folders(RunFolder.of(config, results_dir).path.parent):
+    parent = RunFolder.of(config, results_dir).path.parent
+    for folder in _folders(parent):
         table = Parts(folder).rows({cell.id for cell in cells} - stored, experiment)
         stored |= set(table["cell_id"].to_pylist()) if table else set()
     missing = [cell for cell in cells if cell.id not in stored]
-    sums: dict[str, float | None] = dict.fromkeys(("calls", "tokens", "wall_s"))
-    for cell in missing if experiment.estimate else ():
-        for name, value in _estimate(experiment, cell).items():
-            sums[name] = (sums.get(name) or 0) + value
-    if sums["wall_s"] is None and (mean_s := _measured_s(RunFolder.of(config, results_dir).path.parent)) is not None:
-        sums["wall_s"] = mean_s * len(missing)
-    minutes = None if sums["wall_s"] is None else sums["wall_s"] / 60 / _workers(n_jobs, config)
+    sums = Counter[str]()
+    for cell in missing:
+        sums.update(_estimate(experiment, cell))
+    mean_s = None if "wall_s" in sums else _measured_s(parent)
+    wall_s = sums.get("wall_s") if mean_s is None else mean_s * len(missing)
+    minutes = None if wall_s is None else wall_s / 60 / _workers(n_jobs, config)
     counts = {"cells": len(cells), "reusable": len(cells) - len(missing), "missing": len(missing)}
-    return counts | {"calls": sums["calls"], "tokens": sums["tokens"], "minutes": minutes}
+    return counts | {"calls": sums.get("calls"), "tokens": sums.get("tokens"), "minutes": minutes}
 
 
 # --- one sweep -------------------------------------------------------------------------------------------------------
 
 
-def _run(
-    run: RunFolder,
-    cells: Sequence[Cell],
-    missing: Sequence[Cell],
-    experiment: Experiment,
-    run_cells: Callable[[Iterable[Cell]], Iterator[Outcome]],
-    line: _Progress,
-    limit: _Limit,
-) -> None:
-    """Compute cells and store them as they finish; leave a true manifest whatever happens."""
+def _keep(run: RunFolder, outcomes: Iterator[Outcome], total: int, line: _Progress, limit: _Limit) -> None:
+    """Store outcomes as they come; leave a true manifest whatever happens."""
     failed: dict[str, dict[str, Any]] = {}
     waiting: list[pa.Table] = []
     started = written = time.monotonic()
@@ -160,18 +153,14 @@ def _run(
 
     def finish(ended: str) -> None:
         counts = {"computed": line.computed, "reused": line.reused, "wall_s": round(time.monotonic() - started, 3)}
-        run.finish(len(cells), failed, ended=ended, **counts)
+        run.finish(total, failed, ended=ended, **counts)
 
-    outcomes = run_cells(itertools.takewhile(limit.admits, missing))
     try:
         for outcome in outcomes:
-            table, error = _checked(experiment, outcome)
+            table, error = _checked(limit.experiment, outcome)
             if table is None:
-                failed[outcome.cell.id] = {
-                    "params": dict(outcome.cell.params),
-                    "replicate": outcome.cell.replicate,
-                    "error": error,
-                }
+                cell = outcome.cell
+                failed[cell.id] = {"params": dict(cell.params), "replicate": cell.replicate, "error": error}
             else:
                 waiting.append(table)
             limit.count(outcome)
@@ -192,7 +181,7 @@ def _run(
         getattr(outcomes, "close", int)()
         line.close()
     if failed:
-        raise _failure(run, len(cells), failed)
+        raise _failure(run, total, failed)
 
 
 def _checked(experiment: Experiment, outcome: Outcome) -> tuple[pa.Table | None, str | None]:
@@ -250,15 +239,11 @@ class _Limit:
     """The stop rule for real endpoints: it admits cells until a limit is reached, and then says which."""
 
     experiment: Experiment
-    max_calls: int | None
-    max_tokens: int | None
+    most: Mapping[str, int]
+    """Of calls and of tokens, where there is a limit."""
     over: tuple[str, str] | None = None
-    spent: dict[str, float] = field(default_factory=lambda: {"calls": 0, "tokens": 0})
+    spent: Counter[str] = field(default_factory=Counter)
     expected: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    @property
-    def set(self) -> bool:
-        return self.max_calls is not None or self.max_tokens is not None
 
     @property
     def reached(self) -> str | None:
@@ -266,16 +251,16 @@ class _Limit:
         if self.over is None:
             return None
         name, why = self.over
-        return f"stopped by max_{name}={getattr(self, f'max_{name}')} after {self.spent[name]:g} {name}{why}"
+        return f"stopped by max_{name}={self.most[name]} after {self.spent[name]:g} {name}{why}"
 
     def admits(self, cell: Cell) -> bool:
         """Whether the cell may start; its estimate counts as spent until its usage is known."""
-        if not self.set or self.over:
+        if not self.most or self.over:
             return not self.over
         cost = _estimate(self.experiment, cell)
-        for name, most in (("calls", self.max_calls), ("tokens", self.max_tokens)):
+        for name, most in self.most.items():
             held = self.spent[name] + sum(one.get(name, 0) for one in list(self.expected.values()))
-            if most is not None and (held + cost.get(name, 0) > most or held >= most):
+            if held + cost.get(name, 0) > most or held >= most:
                 self.over = (name, "")
                 return False
         self.expected[cell.id] = cost
@@ -283,17 +268,16 @@ class _Limit:
 
     def count(self, outcome: Outcome) -> None:
         """Take the usage of a finished cell; a failed one keeps its estimate, for its calls were made."""
-        if not self.set:
+        if not self.most:
             return
         if outcome.rows is None:
             used: Mapping[str, float | None] = _estimate(self.experiment, outcome.cell)
         else:
-            used = self.experiment.usage(outcome.rows) if self.experiment.usage else _summed(outcome.rows)
-        for name, most in (("calls", self.max_calls), ("tokens", self.max_tokens)):
-            amount = used.get(name)
-            if amount is not None:
+            used = (self.experiment.usage or _summed)(outcome.rows)
+        for name in ("calls", "tokens"):
+            if (amount := used.get(name)) is not None:
                 self.spent[name] += amount
-            elif most is not None and not self.over:
+            elif name in self.most and not self.over:
                 self.over = (name, f": those of cell {outcome.cell.id} are not known")
         self.expected.pop(outcome.cell.id, None)
 
@@ -307,13 +291,12 @@ def _estimate(experiment: Experiment, cell: Cell) -> dict[str, float]:
 
 def _summed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Sum usage over rows; None as soon as one row does not know its own."""
-    split = ("prompt_tokens", "completion_tokens")
-    found: dict[str, list[Any]] = {
-        "calls": [row.get("calls") for row in rows],
-        "tokens": [row["tokens"] if "tokens" in row else [row.get(name) for name in split] for row in rows],
-    }
-    flat = {k: [one for v in values for one in (v if isinstance(v, list) else [v])] for k, values in found.items()}
-    return {name: None if any(v is None or v != v for v in values) else sum(values) for name, values in flat.items()}
+    frame = pd.DataFrame(rows)
+    if "tokens" not in frame:
+        split = frame.reindex(columns=["prompt_tokens", "completion_tokens"]).astype(float)
+        frame["tokens"] = split.sum(axis=1, skipna=False)
+    sums = frame.reindex(columns=["calls", "tokens"]).astype(float).sum(skipna=False)
+    return {name: None if amount != amount else amount for name, amount in sums.items()}
 
 
 def _measured_s(parent: Path) -> float | None:
@@ -338,7 +321,7 @@ class _Progress:
         self.computed = self.failed = 0
         self.started = self.said = time.monotonic()
         self.kind = "notebook" if _in_notebook() else "terminal" if sys.stderr.isatty() else "log"
-        self.handle: Any = None
+        self.shown = False
 
     def update(self, *, failed: bool) -> None:
         self.failed += failed
@@ -366,11 +349,9 @@ class _Progress:
         if self.kind == "notebook":
             from IPython.display import display
 
-            bundle = {"text/plain": self.text()}
-            if self.handle is None:
-                self.handle = display(bundle, raw=True, display_id=True)
-            else:
-                self.handle.update(bundle, raw=True)
+            text = {"text/plain": self.text()}
+            display(text, raw=True, display_id=f"sweep-{id(self)}", update=self.shown)
+            self.shown = True
         elif self.kind == "terminal":
             sys.stderr.write(f"\r\x1b[K{self.text()}" + ("\n" if last else ""))
         else:

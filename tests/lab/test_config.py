@@ -250,6 +250,14 @@ def test_a_profile_merges_mappings_and_replaces_lists(toy):
     assert toy(profile="paper").fixed == {"nodes": 10}
 
 
+def test_an_override_may_bring_the_grid_that_a_file_has_not(tmp_path):
+    path = tmp_path / "toy.yaml"
+    path.write_text("schema: 1\nexperiment: toy_lab.counting\n")
+    config = load(path, overrides={"grid.load": [0.5, 1.0]})
+    assert [cell.params["load"] for cell in config.cells()] == [0.5, 1.0]
+    assert config.origins["grid.load"] == "override"
+
+
 def test_overrides_come_last_in_each_of_their_forms(toy):
     expected = [1.0, 2.0]
     for config in (

@@ -26,7 +26,7 @@ def test_random_runs_equal_the_oracle_and_the_auditor_finds_nothing():
 
 def test_an_answer_that_depends_on_the_call_is_bound_by_the_choice_function():
     answer = proof.moody()
-    run = proof.run_world(proof.world_of(4, 3), "revise_plus", answer)
+    run = proof.run_world(proof.world_of(4, 3), policy("revise_plus"), answer=answer)
     texts = {call.response for node in run.machine.runs.values() if node.current for call in node.current.calls}
     assert any(str(text).endswith(" 1") for text in texts)
     assert proof.truth_of(run, answer)[1] == []

@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 
 from revise_lab.errors import ConfigError
-from revise_lab.lab.stats import Interval, bootstrap, by_group, iqm, paired, pairs, proportion, ratio
+from revise_lab.lab.stats import Interval, bootstrap, iqm, paired, pairs, proportion, ratio
 
 
 def sample(n: int, seed: int = 0, mean: float = 10.0, sd: float = 2.0) -> np.ndarray:
@@ -103,7 +103,7 @@ def test_pairing_removes_what_both_policies_share():
     assert difference.low > 0.8
     assert difference.kind == "95 % bootstrap over pairs"
     apart = bootstrap(a, seed=1), bootstrap(b, seed=2)
-    assert apart[0].overlaps(apart[1]), "unpaired, the same data show nothing"
+    assert apart[0].low <= apart[1].high, "unpaired, the same data show nothing"
     assert difference.high - difference.low < (apart[0].high - apart[0].low) / 5
 
 
@@ -193,17 +193,6 @@ def frame():
     return pd.DataFrame(rows)
 
 
-def test_groups_keep_their_order_and_name_n_and_unit(frame):
-    found = by_group(frame, "policy", "calls", unit="calls", clusters="seed")
-    assert found["policy"].tolist() == ["restart", "revise"]
-    assert found["n"].tolist() == [5, 5]
-    assert found["value"].diff().iloc[1] == pytest.approx(-4)
-    assert set(found["unit"]) == {"calls"}
-    both = by_group(frame, ["policy", "seed"], "calls")
-    assert len(both) == 10
-    assert both["low"].isna().all(), "one row a group has no interval"
-
-
 def test_pairs_are_lined_up_by_workload(frame):
     shuffled = frame.sample(frac=1, random_state=3)
     a, b = pairs(shuffled, "policy", "restart", "revise", "calls", ["seed"])
@@ -217,9 +206,7 @@ def test_pairs_are_lined_up_by_workload(frame):
 
 
 def test_an_interval_says_what_it_contains():
-    one, other = Interval(1, 0, 2, 5, "s"), Interval(4, 2, 6, 5, "s")
+    one = Interval(1, 0, 2, 5, "s")
     assert 2 in one
     assert 2.1 not in one
-    assert one.overlaps(other)
-    assert not one.overlaps(Interval(4, 2.1, 6, 5))
     assert one.as_dict() == {"value": 1, "low": 0, "high": 2, "n": 5, "unit": "s", "kind": ""}

@@ -38,9 +38,8 @@ def bench_core(rows: str | None = None, quick: bool = False) -> list[Row]:
     found = [row for part in named or PARTS for row in PARTS[part](quick)]
     kept = found if named or not rows else [row for row in found if rows in f"{row.what} {row.case}"]
     if not kept:
-        raise ConfigError(
-            f"no row of the benchmark holds {rows!r} - name a part ({', '.join(PARTS)}) or words of a row"
-        )
+        parts = ", ".join(PARTS)
+        raise ConfigError(f"no row of the benchmark holds {rows!r} - name a part ({parts}) or words of a row")
     return kept
 
 
@@ -50,24 +49,17 @@ def render(rows: Iterable[Row]) -> str:
     def number(value: float | None, digits: int = 3) -> str:
         return "" if value is None else f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value) or 1)))}f}"
 
+    measures, verdicts = ("p50", "p95", "budget", "ratio"), {None: "", True: "yes", False: "NO"}
     lines = [
-        (
-            row.what,
-            row.case,
-            f"{row.n:,}",
-            number(row.p50),
-            number(row.p95),
-            row.unit,
-            number(row.budget),
-            "" if row.met is None else "yes" if row.met else "NO",
-            "" if row.exponent is None else f"{row.exponent:+.3f}",
-            number(row.ratio),
-            row.note,
+        row._replace(
+            n=f"{row.n:,}",
+            met=verdicts[row.met],
+            exponent="" if row.exponent is None else f"{row.exponent:+.3f}",
+            **{name: number(getattr(row, name)) for name in measures},
         )
         for row in rows
     ]
-    head = ("what", "case", "n", "p50", "p95", "unit", "budget", "met", "exponent", "ratio", "note")
-    table = draw.table_text(lines, head)
+    table = draw.table_text(lines, Row._fields)
     return f"{table}\n\nReading the clock, {clock_ns():.0f} ns, is subtracted; garbage is collected in events only."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from revise_lab.core.certify import check
@@ -12,25 +13,23 @@ from revise_lab.policies import policy
 from revise_lab.records import event as ev
 from revise_lab.records.value import freeze
 
-from .samples import Row, Still, graph_of, reads_of, revision_of, start_of, summary, timed, with_exponent
+from .samples import Row, Still, cube, graph_of, reads_of, revision_of, start_of, summary, timed, with_exponent
 
 PLACES = tuple(("request", ("g", f"k{i}", "x")) for i in range(8))
+
+_HOW = {"delta": "revise", "digest": "revise_plus"}
 
 
 def certified(how: str, unrelated: int = 0) -> tuple[Machine, str]:
     """Return a machine in which a node with 3 parents runs, and its attempt; others have read ``unrelated`` places."""
-    side = round(unrelated ** (1 / 3))
-    cube = {f"a{i}": {f"b{j}": {f"c{k}": 0 for k in range(side)} for j in range(side)} for i in range(side)}
+    cubic, places = cube(unrelated)
     group = {f"k{i}": {"x": i, "y": i, "z": 0} for i in range(8)}
     graph = graph_of({"p0": (), "p1": (), "p2": (), "n": ("p0", "p1", "p2"), "other": ()})
-    machine = Machine(graph, {"request": {"g": group}, "aside": {"x": 0}, "big": cube}, policy(how))
+    machine = Machine(graph, {"request": {"g": group}, "aside": {"x": 0}, "big": cubic}, policy(how))
     for parent in ("p0", "p1", "p2"):
         machine.handle(ev.Finish(start_of(machine, parent), {"x": 0}))
     other = start_of(machine, "other")
-    places = [("big", (i, j, k)) for i, at in cube.items() for j, below in at.items() for k in below]
-    if unrelated and len(places) < unrelated:
-        places += [("request", ("g", f"k{i % 8}", f"u{i}")) for i in range(unrelated - len(places))]
-    machine.handle(ev.Observe(other, reads_of(machine, other, places[:unrelated])))
+    machine.handle(ev.Observe(other, reads_of(machine, other, (("big", place) for place in places))))
     return machine, start_of(machine, "n")
 
 
@@ -78,20 +77,17 @@ def rows(quick: bool) -> list[Row]:
     """Time the check at the commit, and what the index costs when a revision arrives."""
     n = 2_000 if quick else 20_000
     found = []
-    for how, name in (("delta", "revise"), ("digest", "revise_plus")):
-        for where, k in (
-            ("", 0),
-            *((where, k) for where in ("another artifact", "the same artifact") for k in (1, 4, 64)),
-        ):
-            machine, attempt = untouched(name, where, k)
-            case = f"{how}, untouched, {k} deltas{f' on {where}' if where else ''}"
-            with Still():
-                found.append(summary("certificate", case, checks(machine, attempt, n), 1.0))
+    after = [("", 0), *itertools.product(("another artifact", "the same artifact"), (1, 4, 64))]
+    for (how, name), (where, k) in itertools.product(_HOW.items(), after):
+        machine, attempt = untouched(name, where, k)
+        case = f"{how}, untouched, {k} deltas{f' on {where}' if where else ''}"
+        with Still():
+            found.append(summary("certificate", case, checks(machine, attempt, n), 1.0))
     machine, attempt = touched()
     with Still():
         found.append(summary("certificate", "digest, all 8 touched and compared", checks(machine, attempt, n), 2.0))
     sizes = (10, 1_000) if quick else (10, 1_000, 1_000_000)
-    for how, name in (("delta", "revise"), ("digest", "revise_plus")):
+    for how, name in _HOW.items():
         timings = zip(sizes, unrelated_checks(name, sizes, n), strict=True)
         flat = [summary("certificate", f"{how}, {size:,} unrelated reads", taken, 1.0) for size, taken in timings]
         found += with_exponent(flat, sizes)

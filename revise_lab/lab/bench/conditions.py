@@ -11,7 +11,7 @@ from revise_lab.records.condition import Condition, PendingAction, Verdict, most
 from revise_lab.records.selector import Delta, How, Read, Selector, evaluate
 from revise_lab.records.value import ABSENT, Value, equal, freeze
 
-from .samples import Row, Still, summary, timed, with_exponent
+from .samples import Row, Still, cube, summary, timed, with_exponent
 
 LIMITS = tuple(freeze({"limit": limit, "note": ""}) for limit in (50, 100))
 """Under the first the action is no longer justified, under the second it is."""
@@ -29,17 +29,12 @@ def _condition(i: int) -> Condition:
 def waiting(unrelated: int) -> ConditionGraph:
     """Return a graph in which one action waits, for which ``unrelated`` places were read that no condition reads."""
     graph = ConditionGraph()
-    side = range(max(1, round(unrelated ** (1 / 3))))
-    places = [(f"a{i}", f"b{j}", f"c{k}") for i in side for j in side for k in side][:unrelated]
-    extra = [(f"d{i}",) for i in range(unrelated - len(places))]
-    cube: dict[str, Any] = dict.fromkeys((name for (name,) in extra), 0)
-    for i, j, k in places:
-        cube.setdefault(i, {}).setdefault(j, {})[k] = 0
-    state = {"policy": LIMITS[1], "order": {"amount": 80, "note": ""}, "aside": cube}
+    cubic, places = cube(unrelated)
+    state = {"policy": LIMITS[1], "order": {"amount": 80, "note": ""}, "aside": cubic}
     state |= {f"other{i}": {"a": 1, "b": 1} for i in range(5)}
     for name, value in state.items():
         graph.apply(name, freeze(value))
-    observed = tuple(Read(Selector("aside", place), 0) for place in (*places, *extra))
+    observed = tuple(Read(Selector("aside", place), 0) for place in places)
     conditions = (Condition("within", _within, "1", ("policy", "order")), *(_condition(i) for i in range(5)))
     graph.hold(PendingAction("a", None, conditions, resource="order", observed=observed))
     return graph
@@ -53,13 +48,15 @@ def full_rescan(action: PendingAction, values: Mapping[str, Value], reads: Itera
     for selector, was in reads:
         equal(evaluate(selector, values.get(selector.artifact, ABSENT)), was)
 
-    def holds(condition: Condition) -> object:
+    failed = []
+    for each in action.conditions:
         try:
-            return condition.validator(values, action.intent)
+            met = each.validator(values, action.intent)
         except Exception:
-            return None
-
-    return most_severe([each.failed for each in action.conditions if holds(each) is not True])
+            met = None
+        if met is not True:
+            failed.append(each.failed)
+    return most_severe(failed)
 
 
 class Change:
@@ -85,14 +82,9 @@ class Change:
     def rescan(self) -> float:
         """Return the microseconds of looking at everything that was read and evaluating every condition."""
         self.graph.apply("policy", LIMITS[self.n % 2])
-        verdict = Verdict.BLOCK
-
-        def scan() -> None:
-            nonlocal verdict
-            verdict = full_rescan(self._action, self.graph.values, self._reads)
-
-        spent = timed(scan)
-        self._check(verdict)
+        found: list[Verdict] = []
+        spent = timed(lambda: found.append(full_rescan(self._action, self.graph.values, self._reads)))
+        self._check(found[0])
         return spent
 
     def _check(self, verdict: Verdict) -> None:
@@ -150,10 +142,8 @@ def bench_conditions(text: str | None = None, quick: bool = False) -> list[Row]:
     rows = []
     for way, samples in growth(sizes, 1_000 if quick else 20_000, ways).items():
         budget = 5.0 if way == "affected only" else None
-        made = [
-            summary("conditions", f"{way}, {size:,} unrelated reads", taken, budget)
-            for size, taken in zip(sizes, samples, strict=True)
-        ]
-        made = with_exponent(made, sizes)
+        cases = (f"{way}, {size:,} unrelated reads" for size in sizes)
+        timings = zip(cases, samples, strict=True)
+        made = with_exponent([summary("conditions", case, taken, budget) for case, taken in timings], sizes)
         rows += made if budget else [*made[:-1], made[-1]._replace(met=None)]
     return rows

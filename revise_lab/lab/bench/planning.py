@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -68,23 +70,19 @@ class Chains:
 
     def __init__(self, n: int, name: str) -> None:
         self.n = n
-        self.heads = [f"n{i}" for i in range(0, n, CHAIN)]
         graph = graph_of({f"n{i}": (f"n{i - 1}",) if i % CHAIN else () for i in range(n)})
-        self.edges = [(f"n{i - 1}", f"n{i}") for i in range(n) if i % CHAIN]
         tree: dict[str, Any] = {}  # of bounded width, for a level is copied when something in it is revised
         for chain in range(n // CHAIN):
-            at = tree
-            for key in self.leaf(chain)[:-1]:
-                at = at.setdefault(key, {})
-            at[self.leaf(chain)[-1]] = 0
+            first, second, third = self.leaf(chain)
+            tree.setdefault(first, {}).setdefault(second, {})[third] = 0
         self.probe = _Probe(policy(name))
         self.machine = Machine(graph, {"request": tree}, self.probe.policy)
         self.machine.index = _Clocked()
-        self.starts: list[float] = []
-        self.finishes: list[float] = []
+        self.took = defaultdict[str, list[float]](list)
+        """Samples, in microseconds, by what was timed."""
         for chain in range(n // CHAIN):
             self.run_chain(chain, 0)
-        self.starts, self.finishes = [], []
+        self.took.clear()
 
     @staticmethod
     def leaf(chain: int) -> tuple[str, ...]:
@@ -100,11 +98,11 @@ class Chains:
         machine = self.machine
         for i in range(chain * CHAIN, (chain + 1) * CHAIN):
             start = ev.Start(f"n{i}")
-            self.starts.append(timed(lambda e=start: machine.handle(e)))
+            self.took["start"].append(timed(lambda e=start: machine.handle(e)))
             attempt = machine.runs[f"n{i}"].attempt
             place = ("request", self.leaf(chain)) if i % CHAIN == 0 else (f"n{i - 1}", ("x",))
             end = ev.Finish(attempt.id, freeze({"x": i + salt}), reads_of(machine, attempt.id, [place]))
-            self.finishes.append(timed(lambda e=end: machine.handle(e)))
+            self.took["finish"].append(timed(lambda e=end: machine.handle(e)))
 
     def scan(self, chain: int) -> int:
         """Return how many certificates a change of a leaf meets, by looking at all of them: what the index saves."""
@@ -153,41 +151,37 @@ def planning_of(name: str, sizes: Sequence[int], n_rounds: int) -> list[Row]:
         worlds.append(Chains(n, name))
     gc.enable()
     peers = [descendants(world) for world in worlds]
-    took: dict[str, list[list[float]]] = {key: [[] for _ in worlds] for key in ("plan", "whole", "peer")}
     rng, salt = random.Random(0), 0
     with Still():
-        for _ in range(n_rounds):
-            for at, world in enumerate(worlds):
-                for key in ("plan", "whole", "peer") * 3:
-                    chain, salt = rng.randrange(world.n // CHAIN), salt + 1
-                    if key == "peer":
-                        head = world.heads[chain]
-                        if call := peers[at]:
-                            took[key][at].append(timed(lambda f=call, h=head: f(h)))
-                        continue
-                    event, machine = world.revision(chain, salt), world.machine
-                    if key == "plan":
-                        took[key][at].append(world.probe.planning(machine, event))
-                    else:
-                        took[key][at].append(timed(lambda m=machine, e=event: m.handle(e)))
-                    world.run_chain(chain, salt)
-    return [*_planning_rows(name, worlds, took, note), *_scan_rows(name, worlds, took["plan"], n_rounds)]
+        ways = ("plan", "whole", "peer") * 3
+        for _, (world, peer), key in itertools.product(range(n_rounds), zip(worlds, peers, strict=True), ways):
+            chain, salt = rng.randrange(world.n // CHAIN), salt + 1
+            if key == "peer":
+                if peer:
+                    world.took[key].append(timed(lambda f=peer, head=f"n{chain * CHAIN}": f(head)))
+                continue
+            event, machine = world.revision(chain, salt), world.machine
+            if key == "plan":
+                world.took[key].append(world.probe.planning(machine, event))
+            else:
+                world.took[key].append(timed(lambda m=machine, e=event: m.handle(e)))
+            world.run_chain(chain, salt)
+    return [*_planning_rows(name, worlds, note), *_scan_rows(name, worlds, n_rounds)]
 
 
-def _planning_rows(name: str, worlds: list[Chains], took: dict[str, list[list[float]]], note: str) -> list[Row]:
-    sizes = [world.n for world in worlds]
-    plans, wholes, starts, ends = [], [], [], []
-    for world, plan, whole, peer in zip(worlds, took["plan"], took["whole"], took["peer"], strict=True):
-        case = f"{name}, {world.n:,} nodes"
+def _planning_rows(name: str, worlds: list[Chains], note: str) -> Iterator[Row]:
+    sizes, plans = [world.n for world in worlds], []
+    for world in worlds:
+        plan, peer = world.took["plan"], world.took["peer"]
         ratio = median(plan) / median(peer) if peer else None
-        row = summary("planning", case, plan, 25.0, ratio=ratio, note="over networkx.descendants" if peer else _NO_PEER)
+        beside = "over networkx.descendants" if peer else _NO_PEER
+        row = summary("planning", f"{name}, {world.n:,} nodes", plan, 25.0, ratio=ratio, note=beside)
         plans.append(row._replace(met=row.met and (ratio is None or ratio <= 5)))
-        wholes.append(summary("handle(Revise)", case, whole))
-        starts.append(summary("handle(Start)", case, world.starts))
-        ends.append(summary("handle(Finish)", case, world.finishes))
-    rows = [each for group in (plans, wholes, starts, ends) for each in with_exponent(group, sizes)]
-    rows[len(plans) - 1] = rows[len(plans) - 1]._replace(note=f"{rows[len(plans) - 1].note} {note}".strip())
-    return rows
+    plans[-1] = plans[-1]._replace(note=f"{plans[-1].note} {note}".strip())
+    yield from with_exponent(plans, sizes)
+    for what, key in (("handle(Revise)", "whole"), ("handle(Start)", "start"), ("handle(Finish)", "finish")):
+        taken = [summary(what, f"{name}, {world.n:,} nodes", world.took[key]) for world in worlds]
+        yield from with_exponent(taken, sizes)
 
 
 _NO_PEER = "networkx is not installed (extra: peers)"
@@ -199,27 +193,23 @@ def descendants(world: Chains) -> Callable[[str], object] | None:
         import networkx as nx
     except ImportError:
         return None
-    graph = nx.DiGraph()
-    graph.add_nodes_from(world.machine.graph.order)
-    graph.add_edges_from(world.edges)
+    graph = nx.DiGraph(world.machine.graph.children)
     return lambda head: nx.descendants(graph, head)
 
 
-def _scan_rows(name: str, worlds: list[Chains], plans: list[list[float]], n_rounds: int) -> Iterator[Row]:
+def _scan_rows(name: str, worlds: list[Chains], n_rounds: int) -> Iterator[Row]:
     """Yield what looking at everything takes on the largest graph of at most 1e5 nodes, over the plan's median."""
-    at = max(i for i, world in enumerate(worlds) if world.n <= 100_000)
-    world = worlds[at]
+    world = max((world for world in worlds if world.n <= 100_000), key=lambda world: world.n)
     parents = {each: node.parents for each, node in world.machine.graph.nodes.items()}
     ways = {
         "scanning all certificates": lambda: world.scan(0),
         "sorting the graph": lambda: list(TopologicalSorter(parents).static_order()),
     }
-    taken: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(max(3, n_rounds // 10)):
-        for way, call in ways.items():
-            with Still():
-                taken[way].append(timed(call))
+    taken = defaultdict[str, list[float]](list)
+    for _, (way, call) in itertools.product(range(max(3, n_rounds // 10)), ways.items()):
+        with Still():
+            taken[way].append(timed(call))
     for way, samples in taken.items():
-        ratio = median(samples) / median(plans[at])
+        ratio = median(samples) / median(world.took["plan"])
         row = summary("instead of the index", f"{way}, {name}, {world.n:,} nodes", samples, ratio=ratio)
         yield row._replace(met=ratio >= 100 if world.n == 100_000 else None, note="over planning, at least 100 at 1e5")

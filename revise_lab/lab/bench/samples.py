@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -104,12 +106,18 @@ def reads_of(machine: Machine, attempt: str, places: Iterable[tuple[str, tuple[s
     return tuple(Read(each, evaluate(each, snapshot.value(each.artifact))) for each in selectors)
 
 
+def cube(n: int) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
+    """Return a tree of bounded width, three levels deep and 0 in each leaf, and the places of ``n`` of its leaves."""
+    side = range(math.ceil(round(n ** (1 / 3), 6)))
+    tree = {f"a{i}": {f"b{j}": {f"c{k}": 0 for k in side} for j in side} for i in side}
+    return tree, [(f"a{i}", f"b{j}", f"c{k}") for i, j, k in itertools.product(side, repeat=3)][:n]
+
+
 def graph_of(parents: dict[str, tuple[str, ...]]) -> Graph:
     """Build a graph whose nodes are already in topological order; the checks of a declaration would take longest."""
-    children: dict[str, list[str]] = {name: [] for name in parents}
+    children: dict[str, tuple[str, ...]] = dict.fromkeys(parents, ())
     for name, above in parents.items():
         for parent in above:
-            children[parent].append(name)
+            children[parent] += (name,)
     nodes = {name: Node(name, Kind.TOOL, None, above) for name, above in parents.items()}
-    kids = {name: tuple(found) for name, found in children.items()}
-    return Graph("bench", nodes, tuple(nodes), kids, {name: i for i, name in enumerate(nodes)})
+    return Graph("bench", nodes, tuple(nodes), children, {name: i for i, name in enumerate(nodes)})

@@ -25,7 +25,6 @@ Other packages register theirs in the entry-point group ``revise_lab.experiments
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import pkgutil
@@ -38,6 +37,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from revise_lab.errors import ConfigError
+from revise_lab.lab.document import hint, nearest
 
 #: The entry-point group in which other packages register experiment modules.
 GROUP = "revise_lab.experiments"
@@ -112,19 +112,12 @@ def get(name: str) -> Experiment:
     missing = [key for key in ("ALGORITHM_VERSION", "Params", "COLUMNS", "cell", "values") if not hasattr(module, key)]
     if missing:
         raise ConfigError(f"experiment {name!r} does not define {', '.join(missing)}", experiment=name, missing=missing)
+    beside = {key: getattr(module, key, None) for key in ("estimate", "usage")}
+    kept, columns = frozenset(getattr(module, "NOT_IN_SEED", ())), dict(module.COLUMNS)
     experiment = Experiment(
-        name=name,
-        algorithm_version=module.ALGORITHM_VERSION,
-        Params=module.Params,
-        not_in_seed=frozenset(getattr(module, "NOT_IN_SEED", ())),
-        columns=dict(module.COLUMNS),
-        cell=module.cell,
-        values=module.values,
-        estimate=getattr(module, "estimate", None),
-        usage=getattr(module, "usage", None),
+        name, module.ALGORITHM_VERSION, module.Params, kept, columns, module.cell, module.values, **beside
     )
-    broken = _broken(experiment)
-    if broken:
+    if broken := _broken(experiment):
         raise ConfigError(f"experiment {name!r}: {broken}", experiment=name)
     return experiment
 
@@ -140,9 +133,9 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name and (path == error.name or path.startswith(f"{error.name}.")):
-            near = difflib.get_close_matches(name, names(), 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names()) or 'none'}"
-            raise ConfigError(f"no experiment is called {name!r}{hint}", experiment=name, nearest=near) from None
+            near = nearest(name, names())
+            guess = hint(near) or f"; there are: {', '.join(names()) or 'none'}"
+            raise ConfigError(f"no experiment is called {name!r}{guess}", experiment=name, nearest=near) from None
         raise ConfigError(
             f"experiment {name!r} needs the package {error.name!r}, which is not installed; install it, or the extra "
             "of revise_lab that brings it",
@@ -155,13 +148,11 @@ def _broken(experiment: Experiment) -> str | None:
     settings = experiment.Params.model_config
     if not settings.get("frozen") or settings.get("extra") != "forbid":
         return "Params must be frozen and forbid extra fields"
-    taken = set(experiment.columns) & (set(experiment.params) | set(RESERVED))
-    if taken:
+    own, kept = set(experiment.params), set(RESERVED)
+    if taken := set(experiment.columns) & (own | kept):
         return f"COLUMNS repeats {sorted(taken)}, which parameters or the results folder already write"
-    reserved = set(experiment.params) & set(RESERVED)
-    if reserved:
+    if reserved := own & kept:
         return f"Params uses the reserved names {sorted(reserved)}"
-    unknown = experiment.not_in_seed - set(experiment.params)
-    if unknown:
+    if unknown := experiment.not_in_seed - own:
         return f"NOT_IN_SEED names {sorted(unknown)}, which are no parameters"
     return None
