@@ -349,9 +349,13 @@ def _references(results: Path, manifest: dict[str, Any]) -> list[Path]:
     return sorted(found, key=lambda path: lab.RunFolder(path).manifest.get("hash") != manifest["hash"])
 
 
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
 def _compare(ours: Path, theirs: Path) -> tuple[str, bool]:
     moved = lab.compare(theirs, ours).query("moved")
-    said = [f"{row.id} moved from {row.a:.4g} to {row.b:.4g} {row.unit}" for row in moved.itertuples()]
+    said = [f"{row.id} moved from {_shown(row.a)} to {_shown(row.b)} {row.unit}" for row in moved.itertuples()]
     same = lab.RunFolder(ours).manifest["hash"] == lab.RunFolder(theirs).manifest["hash"]
     if same and list(theirs.glob("cells-*.parquet")):
         rows = [f"{row.column} of cell {row.cell_id} was {row.a!r}, is {row.b!r}"

@@ -232,7 +232,7 @@ def compare(a: RunFolder | str | Path, b: RunFolder | str | Path) -> pd.DataFram
     DataFrame
         One row a value: ``id, unit, a, a_low, a_high, b, b_low, b_high, change, moved``; those that moved come first.
         A value moved if each lies outside the other's interval (a value without interval is its own), or if only one
-        run has it.
+        run has it; one that is a text, if it is another one.
     """
     runs = [run if isinstance(run, RunFolder) else RunFolder(run) for run in (a, b)]
     kinds = [run.manifest["experiment"] for run in runs]
@@ -245,10 +245,14 @@ def compare(a: RunFolder | str | Path, b: RunFolder | str | Path) -> pd.DataFram
         sides.append(frame.set_axis([f"{side}_unit", side, f"{side}_low", f"{side}_high"], axis="columns"))
     both = sides[0].join(sides[1], how="outer").rename_axis("id").reset_index()
     numbers = [f"{side}{end}" for side in "ab" for end in ("", "_low", "_high")]
-    both[numbers] = both[numbers].astype(float)
+    texts = both[["a", "b"]].map(lambda value: value if isinstance(value, str) else None)
+    both[numbers] = both[numbers].apply(pd.to_numeric, errors="coerce")
     both["unit"] = both["a_unit"].combine_first(both["b_unit"]).fillna("")
     both["change"] = both["b"] - both["a"]
     both["moved"] = _outside(both, "a", "b") & _outside(both, "b", "a")
+    if texts.notna().any(axis=None):
+        both["moved"] |= texts["a"].fillna("") != texts["b"].fillna("")
+        both = both.assign(**{side: both[side].astype(object).where(texts[side].isna(), texts[side]) for side in "ab"})
     found = both[["id", "unit", *numbers, "change", "moved"]]
     return found.sort_values(["moved", "id"], ascending=[False, True], ignore_index=True)
 

@@ -5,7 +5,7 @@ keeps n and unit with the interval, so that a caption can name them. Randomness 
 or a seed that is passed in; equal seeds give equal intervals.
 
 A ``statistic`` takes arrays whose last axis is the sample and returns one number for each of the others: `numpy.mean`,
-`numpy.median`, `iqm`, or ``lambda x, axis: numpy.quantile(x, 0.95, axis=axis)``.
+`numpy.median`, or ``lambda x, axis: numpy.quantile(x, 0.95, axis=axis)``.
 """
 
 from __future__ import annotations
@@ -185,21 +185,6 @@ def proportion(successes: int, n: int, *, confidence: float = 0.95, unit: str = 
     low = 0.0 if successes == 0 else float(beta.ppf(tail, successes, n - successes + 1))
     high = 1.0 if successes == n else float(beta.ppf(1 - tail, successes + 1, n - successes))
     return Interval(successes / n, low, high, n, unit, f"{confidence * 100:g} % Clopper-Pearson")
-
-
-def iqm(values: ArrayLike, axis: int = -1) -> Any:
-    """Interquartile mean: the mean of what is left when a quarter is cut from each end.
-
-    Parameters
-    ----------
-    values : array
-        Samples along `axis`; floor(n / 4) of them are cut at each end.
-    axis : int
-        The axis that is averaged.
-    """
-    ordered = np.moveaxis(np.sort(np.asarray(values, float), axis=axis), axis, -1)
-    cut = ordered.shape[-1] // 4
-    return ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
 
 
 def pairs(frame: pd.DataFrame, on: str, a: Any, b: Any, value: str, match: Sequence[str]) -> tuple[Floats, Floats]:

@@ -12,6 +12,7 @@ import pytest
 
 from revise_lab.errors import ResultsError
 from revise_lab.lab import experiments
+from revise_lab.lab.cli import main
 from revise_lab.lab.config import load
 from revise_lab.lab.executors import compute
 from revise_lab.lab.files import environment, write_atomic
@@ -377,6 +378,18 @@ def test_compare_says_what_moved_beyond_its_interval(config, tmp_path):
     assert found["moved"].to_dict() == {"gone": True, "out": True, "bare": False, "in": False, "nan": False}
     assert list(found.index[:2]) == ["gone", "out"]
     assert (found["change"]["out"], found["b_high"]["out"], found["unit"]["in"]) == (4, 10, "calls")
+
+
+def test_a_value_that_is_a_text_moved_if_it_is_another(config, tmp_path, capsys):
+    a, b = fill(config, tmp_path / "a"), fill(config, tmp_path / "b")
+    a.write_values([value("same", "KEEP"), value("other", "KEEP"), value("gone", "BLOCK"), value("number", 2)])
+    b.write_values([value("same", "KEEP"), value("other", "BLOCK"), value("number", 2)])
+    found = compare(a, b).set_index("id")
+    assert found["moved"].to_dict() == {"gone": True, "other": True, "number": False, "same": False}
+    assert (found["a"]["other"], found["b"]["other"], found["a"]["number"]) == ("KEEP", "BLOCK", 2)
+    assert main(["verify", str(a.path), str(b.path)]) == 1
+    assert "other moved from BLOCK to KEEP" in capsys.readouterr().out
+    assert main(["verify", str(a.path), str(a.path)]) == 0
 
 
 def test_runs_of_two_experiments_are_not_compared(config, tmp_path):

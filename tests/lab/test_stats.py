@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 
 from revise_lab.errors import ConfigError
-from revise_lab.lab.stats import Interval, bootstrap, iqm, paired, pairs, proportion, ratio
+from revise_lab.lab.stats import Interval, bootstrap, paired, pairs, proportion, ratio
 
 
 def sample(n: int, seed: int = 0, mean: float = 10.0, sd: float = 2.0) -> np.ndarray:
@@ -25,7 +25,7 @@ def test_the_interval_of_a_mean_is_the_normal_one_for_many_values():
     assert (found.n, found.unit, found.kind) == (2_000, "tokens", "95 % bootstrap over samples")
 
 
-@pytest.mark.parametrize("statistic", [np.mean, np.median, iqm], ids=["mean", "median", "iqm"])
+@pytest.mark.parametrize("statistic", [np.mean, np.median], ids=["mean", "median"])
 def test_the_ends_agree_with_scipys_percentile_bootstrap(statistic):
     x = sample(40, seed=3)
     ours = bootstrap(x, statistic, n_resamples=20_000)
@@ -48,13 +48,6 @@ def test_all_of_300_is_not_certainty():
     found = proportion(300, 300)
     assert found.low == pytest.approx(0.025 ** (1 / 300))
     assert found.high == 1.0
-
-
-def test_iqm_is_scipys_trimmed_mean_along_any_axis():
-    x = np.random.default_rng(0).normal(size=(5, 23))
-    assert iqm(x) == pytest.approx(scipy.stats.trim_mean(x, 0.25, axis=1), rel=1e-12)
-    assert iqm(x, axis=0) == pytest.approx(scipy.stats.trim_mean(x, 0.25, axis=0), rel=1e-12)
-    assert iqm([3.0]) == 3.0
 
 
 # --- coverage --------------------------------------------------------------------------------------------------------

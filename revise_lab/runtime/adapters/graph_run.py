@@ -244,7 +244,7 @@ class GraphRun(Run):
 
         def forget() -> None:
             for raws, new in given:
-                raws.remove(new)
+                raws[:] = [each for each in raws if each is not new]
 
         acceptance.if_refused(forget)
         return acceptance
