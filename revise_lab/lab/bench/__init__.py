@@ -14,7 +14,7 @@ from revise_lab import draw
 from revise_lab.errors import ConfigError
 
 from . import certificate, events, planning
-from .samples import Row, clock_ns
+from .samples import Row, clock_ns, say
 
 __all__ = ["PARTS", "Row", "bench_core", "render"]
 
@@ -35,7 +35,10 @@ def bench_core(rows: str | None = None, quick: bool = False) -> list[Row]:
         No row holds the text.
     """
     named = [part for part in PARTS if rows and rows in part]
-    found = [row for part in named or PARTS for row in PARTS[part](quick)]
+    found = []
+    for part in named or PARTS:
+        say(f"measuring: {part}")
+        found += PARTS[part](quick)
     kept = found if named or not rows else [row for row in found if rows in f"{row.what} {row.case}"]
     if not kept:
         parts = ", ".join(PARTS)

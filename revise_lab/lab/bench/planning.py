@@ -22,7 +22,7 @@ from revise_lab.records import event as ev
 from revise_lab.records.selector import Delta, How, meets
 from revise_lab.records.value import freeze
 
-from .samples import Row, Still, clock_ns, graph_of, reads_of, revision_of, start_of, summary, timed, with_exponent
+from .samples import Row, Still, clock_ns, graph_of, reads_of, revision_of, say, start_of, summary, timed, with_exponent
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 CHAIN = 10
@@ -148,8 +148,10 @@ def planning_of(name: str, sizes: Sequence[int], n_rounds: int) -> list[Row]:
         if n * _BYTES_PER_NODE > _room_bytes():
             note = f"stopped below {n:,} nodes: they would not fit in memory"
             break
+        say(f"planning: {name}, a graph of {n:,} nodes is run")
         worlds.append(Chains(n, name))
     gc.enable()
+    say(f"planning: {name}, revised {n_rounds} times at each size")
     peers = [descendants(world) for world in worlds]
     rng, salt = random.Random(0), 0
     with Still():

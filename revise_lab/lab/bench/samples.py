@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -20,6 +21,11 @@ from revise_lab.records.selector import Read, Selector, evaluate
 from revise_lab.records.workflow import Graph, Kind, Node
 
 _FLAT = 0.1
+
+
+def say(line: str) -> None:
+    """Write on stderr how far a long measurement is."""
+    print(line, file=sys.stderr, flush=True)
 
 
 class Row(NamedTuple):

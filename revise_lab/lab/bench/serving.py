@@ -18,7 +18,7 @@ import numpy as np
 
 from revise_lab.errors import ConfigError, ResultsError
 
-from .samples import Row
+from .samples import Row, say
 
 SIZES = (6_000, 12_000, 24_000, 48_000)
 BUDGET_S, BUDGET_EXPONENT, BUDGET_MB = 180.0, 1.1, 1000.0
@@ -95,7 +95,7 @@ def _run(runs: Sequence[tuple[int, str]], n_processes: int) -> list[Cost]:
     with ProcessPoolExecutor(n_processes, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         costs = []
         for (_, policy), cost in zip(runs, pool.map(_cost, *zip(*runs, strict=True)), strict=True):
-            print(f"{cost.n:,} workflows, {policy}: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} of them CPU", file=sys.stderr)
+            say(f"{cost.n:,} workflows, {policy}: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} of them CPU")
             costs.append(cost)
     for cost in costs:
         if cost.n_correct != cost.n:
