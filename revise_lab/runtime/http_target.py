@@ -114,7 +114,7 @@ class HttpTarget:
             path = _path(self.transactions)
             body = {"intent_key": intent_key, "payload": body, "premises": dict(premises)}
         answer = self._send("POST", path, headers=headers, content=json.dumps(body).encode())
-        if answer.status_code == 202 or answer.is_redirect:
+        if answer.status_code in (202, 301, 302, 303):
             raise OutcomeUnknown(
                 f"{self.name}: {intent_key} was answered with {answer.status_code}, which does not say that it was"
                 " published - ask what became of it"
@@ -163,9 +163,13 @@ class HttpTarget:
         return tag
 
     def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        if {".", ".."} & {*path.partition("?")[0].split("/")}:
+            raise TargetError(
+                f"{self.name}: {method} {path} would go to another place than it names - rename it; nothing was sent"
+            )
         try:
             answer = self._client.request(method, path, **options)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.InvalidURL) as error:
             # Nothing left our machine; only a question stays open.
             kind = OutcomeUnknown if method in ("GET", "HEAD") else TargetError
             address = self._client.base_url.copy_with(userinfo=b"")  # that is a password

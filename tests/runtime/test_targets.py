@@ -471,7 +471,7 @@ def says(served):
     target.close()
 
 
-@pytest.mark.parametrize("status", [202, 301, 302, 303, 307, 308])
+@pytest.mark.parametrize("status", [202, 301, 302, 303])
 def test_what_may_be_done_elsewhere_or_later_is_unknown(says, status):
     target, answers = says
     answers.append(Response(status_code=status, headers={"location": "/elsewhere"}))
@@ -516,6 +516,20 @@ def test_what_is_not_one_tag_that_can_be_sent_back_is_no_premise(says, tag):
     answers.append(answer)
     with pytest.raises(TargetError, match="has no strong ETag"):
         target.token("policy")
+
+
+def test_a_name_of_dots_asks_and_undoes_nothing_else(http_target):
+    """A client takes ``/effects/..`` for ``/``."""
+    for name in (".", "..", "a/../b"):
+        for call in (http_target.token, lambda name: http_target.publish("a", 1, {name: '"1"'})):
+            with pytest.raises(TargetError, match=r"would go to another place than it names.*nothing was sent"):
+                call(name)
+    for call in (http_target.find, http_target.compensate):
+        with pytest.raises(TargetError, match="would go to another place"):
+            call("..")
+    assert http_target.find("a/../b") is None
+    with pytest.raises(OutcomeUnknown, match="URL too long"):
+        http_target.find("a" * 70_000)
 
 
 @pytest.mark.parametrize("url", ["http://u:s3cret@h:port", "http://[::1", "ftp://u:s3cret@h"])
