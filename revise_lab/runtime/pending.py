@@ -266,7 +266,7 @@ class PendingActions:
         except sqlite3.Error as error:
             raise self._refused(error) from None
 
-    def _refused(self, error: Exception) -> ReleaseError:
+    def _refused(self, error: object) -> ReleaseError:
         return ReleaseError(
             f"the file of pending actions {str(self._path)!r} cannot be used: {error} - see that it is open, and one of"
             " PendingActions, in a folder that exists and can be written; what was written before is kept"
@@ -323,8 +323,11 @@ class PendingActions:
         return text if text.isascii() else json.dumps(json.loads(text))  # half a surrogate pair has no UTF-8
 
     def _resume(self, key: str, body: str) -> None:
-        *what, rules = from_json(body)
-        intent, target, resource, reversibility, observed = what
+        try:
+            *what, rules = from_json(body)
+            intent, target, resource, reversibility, observed = what
+        except (ValueError, TypeError):
+            raise self._refused(f"what waits as {key!r} is damaged") from None
         if target not in ("", self.target.name):
             raise self._elsewhere(key, target)
         found = []

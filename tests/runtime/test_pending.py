@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -442,6 +443,16 @@ def test_a_file_that_cannot_be_used_is_named(target, tmp_path):
     for call in (lambda: pending.release("refund/7"), lambda: pending.propose(refund("refund/8"))):
         with pytest.raises(ReleaseError, match="closed"):
             call()
+
+
+@pytest.mark.parametrize("body", ["[1", "1", '["tuple", 1]'])
+def test_a_damaged_action_is_named(target, tmp_path, body):
+    PendingActions(target, RULES, tmp_path / "pending.db").propose(refund())
+    with contextlib.closing(sqlite3.connect(tmp_path / "pending.db")) as file:
+        file.execute("UPDATE actions SET body = ?", (body,))
+        file.commit()
+    with pytest.raises(ReleaseError, match="what waits as 'refund/7' is damaged"):
+        PendingActions(target, RULES, tmp_path / "pending.db")
 
 
 def test_a_file_of_another_target_is_refused(target, tmp_path):
