@@ -80,7 +80,7 @@ class Waiting:
     def artifacts(self) -> tuple[str, ...]:
         """Every artifact that its rules, as they are in force now, may read, and that which it writes."""
         now = [artifact for held in self.held.values() for artifact in held.rule.artifacts]
-        return (*self.action.artifacts, *now)
+        return tuple(dict.fromkeys((*self.action.artifacts, *now)))
 
     @property
     def derived(self) -> dict[str, Value]:
