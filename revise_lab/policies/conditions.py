@@ -77,6 +77,12 @@ class Waiting:
         return tuple(read | dict.fromkeys([self.action.resource])) if self.action.resource else tuple(read)
 
     @property
+    def artifacts(self) -> tuple[str, ...]:
+        """Every artifact that its rules, as they are in force now, may read, and that which it writes."""
+        now = [artifact for held in self.held.values() for artifact in held.rule.artifacts]
+        return tuple(dict.fromkeys((*self.action.artifacts, *now)))
+
+    @property
     def derived(self) -> dict[str, Value]:
         """What its refresh rules say now, by rule."""
         return {name: held.output for name, held in self.held.items() if isinstance(held.rule, RefreshRule)}
@@ -142,6 +148,8 @@ class ConditionGraph:
                     f" {self.rules[rule.name].version}) - deploy this one first, or use that one",
                     name=rule.name,
                 )
+        for selector, _ in action.observed:
+            self._index.cell(selector)
         waiting = Waiting(action)
         try:
             for held in waiting.held.values():
@@ -149,7 +157,8 @@ class ConditionGraph:
                     held.basis = self._evaluate(held)
                     continue
                 held.basis, last = known[held.rule.name]
-                held.rule = self.rules.get(held.rule.name, held.rule)
+                now = self.rules.get(held.rule.name)
+                held.rule = now if type(now) is type(held.rule) else held.rule
                 if last.version == held.rule.version and last.holds is not None and self._same(last.reads):
                     self._take(held, last)
                 else:
@@ -158,8 +167,6 @@ class ConditionGraph:
             self._let_go(waiting)
             raise
         self.waiting[action.key] = waiting
-        for selector, _ in action.observed:
-            self._index.cell(selector)
         waiting.settle()
         return waiting.verdict
 
@@ -188,12 +195,11 @@ class ConditionGraph:
         if delta is None:
             delta = delta_between(artifact, self.version + 1, self.values.get(artifact, ABSENT), value)
         self.version = delta.version
-        values = self.values
-        values[artifact] = value
         affected: dict[Held, list[Cell]] = {}
         for cell, _ in self._index.touch(delta):
             for held in cell.readers:
                 affected.setdefault(held, []).append(cell)
+        self.values[artifact] = value  # last: should this be interrupted before, the change is found again
         verdicts = {}
         try:
             for held, cells in affected.items():
@@ -219,6 +225,12 @@ class ConditionGraph:
         """
         changed = {rule.name: rule for rule in rules if self.rules.get(rule.name) != rule}
         for name, rule in changed.items():
+            if name in self.rules and type(self.rules[name]) is not type(rule):
+                raise ConditionRefused(
+                    f"condition {name!r} cannot become a {type(rule).__name__}: what it guards would go unguarded, or the"
+                    " other way round - give it another name",
+                    name=name,
+                )
             if name in self.rules and self.rules[name].version == rule.version:
                 raise ConditionRefused(
                     f"condition {name!r} changed and is still version {rule.version}, so what was decided under the other"
@@ -226,7 +238,8 @@ class ConditionGraph:
                     name=name,
                 )
         self.rules |= changed
-        reached = [held for waiting in self.waiting.values() for name, held in waiting.held.items() if name in changed]
+        reached = [held for waiting in self.waiting.values() for name, held in waiting.held.items()
+                   if type(changed.get(name)) is type(held.rule)]  # fmt: skip
         for held in reached:
             held.rule = changed[held.rule.name]
         try:

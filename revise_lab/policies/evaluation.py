@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from traceback import format_exception_only
 from typing import Any, TypeAlias
 
 from revise_lab.core.recorder import Recorder
@@ -47,9 +48,9 @@ def evaluate_rule(
     problem = ""
     try:
         answer = ask(rule.validator, view, intent)
-        answer = freeze(answer) if isinstance(rule, RefreshRule) else answer
+        answer = freeze([answer])[0] if isinstance(rule, RefreshRule) else answer  # ABSENT cannot be sent
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
+        problem = "".join(format_exception_only(error)).strip()  # an error whose own text fails still has one
     reads = dict(recorder.reads)
     coverage = rule.coverage
     if coverage is Captured.COMPLETE and recorder.coverage is not Coverage.COMPLETE:

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from inspect import iscoroutinefunction
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from revise_lab.errors import ReviseLabError
 
 from .effect import Reversibility
 from .selector import Marker, Read, Selector, parse_path
 from .value import Value, freeze
+
+_Enum = TypeVar("_Enum", bound=StrEnum)
 
 
 class ConditionRefused(ReviseLabError):
@@ -126,17 +128,17 @@ class Rule:
                 " function of (state, intent)",
                 name=self.name,
             )
-        if not self.name or not isinstance(self.version, str) or not self.version or not self.selectors:
+        places = _listed(self.selectors or ())
+        if not all(isinstance(each, str) and each for each in (self.name, self.version)) or not places:
             raise ConditionRefused(
                 f"condition {self.name!r} needs a name, a version and at least one selector - say where it looks",
                 name=self.name,
             )
-        places = _listed(self.selectors)
         if self.policy is not None:
             object.__setattr__(self, "policy", _selector(self.policy))
             places = (*places, self.policy)
         object.__setattr__(self, "selectors", tuple(map(_selector, places)))
-        object.__setattr__(self, "coverage", Captured(self.coverage))
+        object.__setattr__(self, "coverage", _member(Captured, self.coverage, f"condition {self.name!r}"))
         object.__setattr__(self, "supersedes", frozenset(_listed(self.supersedes)))
 
     @property
@@ -164,7 +166,7 @@ class Condition(Rule):
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        object.__setattr__(self, "kind", ConditionClass(self.kind))
+        object.__setattr__(self, "kind", _member(ConditionClass, self.kind, f"condition {self.name!r}"))
 
     @property
     def failed(self) -> Verdict:
@@ -267,13 +269,20 @@ class PendingAction:
     observed: tuple[Read, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.key, str) or self.key != self.key.encode(errors="ignore").decode():
+            raise ConditionRefused(f"action {self.key!r}: its key is no text that has a UTF-8 - give one", key=self.key)
+        for field in ("conditions", "refresh", "observed"):
+            object.__setattr__(self, field, _listed(getattr(self, field)))  # a generator is over once it was looked at
+        if not all(isinstance(each, Condition) for each in self.conditions):
+            raise ConditionRefused(f"action {self.key!r}: conditions must be Condition records", key=self.key)
+        if not all(isinstance(each, Rule) for each in self.refresh):
+            raise ConditionRefused(f"action {self.key!r}: refresh must be RefreshRule records", key=self.key)
         names = [rule.name for rule in self.rules]
         if not self.conditions or len(set(names)) < len(names):
             why = "has no condition, so nothing could ever stop it" if not self.conditions else f"repeats {names}"
             raise ConditionRefused(f"action {self.key!r} {why} - give each reason once, by name", key=self.key)
-        if not all(isinstance(each, Condition) for each in self.conditions):
-            raise ConditionRefused(f"action {self.key!r}: conditions must be Condition records", key=self.key)
         object.__setattr__(self, "intent", freeze(self.intent))
+        object.__setattr__(self, "reversibility", _member(Reversibility, self.reversibility, f"action {self.key!r}"))
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -293,7 +302,15 @@ def most_severe(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def _listed(items: Any) -> tuple[Any, ...]:
-    return (items,) if isinstance(items, str | Selector) else tuple(items)
+    return (items,) if isinstance(items, str | Selector | Rule) else tuple(items)
+
+
+def _member(kind: type[_Enum], value: Any, of: str) -> _Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(kind)
+        raise ConditionRefused(f"{of}: {value!r} is no {kind.__name__} - give one of {known}") from None
 
 
 def _selector(place: Any) -> Selector:

@@ -14,13 +14,14 @@ What is asked of the server, with the intent key, percent-encoded, as ``Idempote
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx2
 
-from revise_lab.errors import ConfigError
+from revise_lab.errors import ConfigError, ValueNotCanonical
 from revise_lab.records.effect import EffectState
 from revise_lab.records.value import freeze, thaw
 from revise_lab.runtime.target import (
@@ -29,12 +30,16 @@ from revise_lab.runtime.target import (
     PremiseChanged,
     Receipt,
     TargetError,
+    arrived,
     check_premises,
+    closed,
     first_receipt,
     not_published,
     premise_changed,
 )
 
+_STRONG = re.compile(r'"[ !#-~]*"')
+_SAID = (EffectState.CONFIRMED, EffectState.COMPENSATED, EffectState.DROPPED)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -72,9 +77,13 @@ class HttpTarget:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 10.0,
     ) -> None:
-        host = urlsplit(base_url).hostname
-        if urlsplit(base_url).scheme not in ("http", "https") or not host:
-            raise ConfigError(f"target {name!r}: {base_url!r} is no address - give one like http://127.0.0.1:8000")
+        try:
+            host, _ = (parts := urlsplit(base_url)).hostname, parts.port
+        except ValueError:
+            host = None
+        if not host or parts.scheme not in ("http", "https"):
+            # It may hold a password, so it is not quoted.
+            raise ConfigError(f"target {name!r}: its base_url is no address - give one like http://127.0.0.1:8000")
         self.name, self.compares_and_sets, self.transactions = name, compares_and_sets, transactions
         # A proxy from the environment must not stand between us and our own machine.
         self._client = httpx2.Client(
@@ -105,8 +114,15 @@ class HttpTarget:
             path = _path(self.transactions)
             body = {"intent_key": intent_key, "payload": body, "premises": dict(premises)}
         answer = self._send("POST", path, headers=headers, content=json.dumps(body).encode())
+        if answer.status_code in (202, 301, 302, 303):
+            raise OutcomeUnknown(
+                f"{self.name}: {intent_key} was answered with {answer.status_code}, which does not say that it was"
+                " published - ask what became of it"
+            )
         if answer.is_success:
             return Receipt(intent_key, value, EffectState.CONFIRMED)
+        if answer.status_code == 410:
+            return first_receipt(self.name, closed(intent_key), value)
         if answer.status_code in (409, 412, 422):
             # A server that checks the precondition first refuses also what it has already done.
             known = self.find(intent_key)
@@ -121,7 +137,7 @@ class HttpTarget:
     def find(self, intent_key: str, *, close: bool = False) -> Receipt | None:
         """Say what became of an intent; None if it never arrived, and with ``close`` never will."""
         answer = self._send("GET", f"/effects/{quote(intent_key, safe='')}{'?close=true' * close}")
-        return None if answer.status_code == 404 else self._receipt(answer, intent_key)
+        return None if answer.status_code in (404, 410) else arrived(self._receipt(answer, intent_key))
 
     def compensate(self, intent_key: str) -> Receipt:
         """Undo a publication; again is the same as once."""
@@ -138,7 +154,7 @@ class HttpTarget:
         if answer.status_code == 404:
             return ABSENT_TOKEN
         tag = str(answer.headers.get("etag", ""))
-        if not answer.is_success or not tag.startswith('"'):
+        if not answer.is_success or not _STRONG.fullmatch(tag):
             raise TargetError(
                 f"{self.name}: {resource} has no strong ETag (status {answer.status_code}, ETag {tag or 'missing'}), so it"
                 " cannot be a premise - let the server send one",
@@ -147,15 +163,18 @@ class HttpTarget:
         return tag
 
     def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        if {".", ".."} & {*path.partition("?")[0].split("/")}:
+            raise TargetError(
+                f"{self.name}: {method} {path} would go to another place than it names - rename it; nothing was sent"
+            )
         try:
             answer = self._client.request(method, path, **options)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.InvalidURL) as error:
             # Nothing left our machine; only a question stays open.
             kind = OutcomeUnknown if method in ("GET", "HEAD") else TargetError
-            raise kind(
-                f"{self.name}: nobody answers at {self._client.base_url} ({error}) - start it, try again"
-            ) from None
-        except httpx2.TransportError as error:
+            address = self._client.base_url.copy_with(userinfo=b"")  # that is a password
+            raise kind(f"{self.name}: nobody answers at {address} ({error}) - start it, try again") from None
+        except httpx2.RequestError as error:
             raise OutcomeUnknown(
                 f"{self.name}: {method} {path} got no answer ({type(error).__name__}) - ask what became of it"
             ) from None
@@ -168,8 +187,8 @@ class HttpTarget:
     def _receipt(self, answer: httpx2.Response, intent_key: str) -> Receipt:
         try:
             found = answer.raise_for_status().json()
-            return Receipt(intent_key, freeze(found["payload"]), EffectState(found["state"]))
-        except (httpx2.HTTPStatusError, KeyError, TypeError, ValueError):
+            return Receipt(intent_key, freeze(found["payload"]), _SAID[_SAID.index(found["state"])])
+        except (httpx2.HTTPStatusError, KeyError, TypeError, ValueError, RecursionError, ValueNotCanonical):
             raise OutcomeUnknown(
                 f"{self.name}: what it says of {intent_key} (status {answer.status_code}) cannot be understood - it should"
                 " answer with payload and state; look there",
@@ -179,7 +198,7 @@ class HttpTarget:
     def _changed(self, answer: httpx2.Response, intent_key: str, premises: Mapping[str, str]) -> PremiseChanged:
         try:
             names = [str(name) for name in answer.json()["changed"]]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             names = sorted(premises)
         return premise_changed(self.name, intent_key, names)
 

@@ -9,6 +9,7 @@ closes its key at the target as well, so that a call which is still on its way c
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterable
@@ -112,17 +113,25 @@ class PendingActions:
         self.graph = ConditionGraph(rules, ask=ask_directly if timeout_s is None else _within(timeout_s))
         self._tokens: dict[str, str] = {}
         self._lock = threading.RLock()
-        if path is not None:
-            Path(path).touch(mode=0o600)  # it holds intents and what was read
-        self._file = sqlite3.connect(path or ":memory:", timeout=60.0, isolation_level=None, check_same_thread=False)
-        self._file.execute("PRAGMA journal_mode=WAL")
-        self._file.execute("PRAGMA synchronous=FULL")
-        self._file.execute(
-            "CREATE TABLE IF NOT EXISTS actions (key TEXT PRIMARY KEY, status TEXT NOT NULL, verdict TEXT NOT NULL,"
-            " body TEXT NOT NULL)"
-        )
-        for key, _, _, body in self._rows("WHERE status IN (?, ?)", *_OPEN):
-            self._resume(key, body)
+        self._path = path or ":memory:"
+        try:
+            if path is not None:
+                Path(path).touch(mode=0o600)  # it holds intents and what was read
+            self._file = sqlite3.connect(self._path, timeout=60.0, isolation_level=None, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            raise self._refused(error) from None
+        try:
+            self._sql("PRAGMA journal_mode=WAL")
+            self._sql("PRAGMA synchronous=FULL")
+            self._sql(
+                "CREATE TABLE IF NOT EXISTS actions (key TEXT PRIMARY KEY, status TEXT NOT NULL, verdict TEXT NOT NULL,"
+                " body TEXT NOT NULL)"
+            )
+            for key, _, _, body in self._rows("WHERE status IN (?, ?)", *_OPEN):
+                self._resume(key, body)
+        except BaseException:
+            self._file.close()
+            raise
 
     def close(self) -> None:
         """Close the file."""
@@ -141,18 +150,25 @@ class PendingActions:
         """
         check_target(self.target, action.reversibility)
         if action.target not in ("", self.target.name):
-            raise ConditionRefused(f"action {action.key!r} is for {action.target!r} and not for {self.target.name!r}")
+            raise self._elsewhere(action.key, action.target)
+        if not hasattr(self.target, "value"):
+            raise ConditionRefused(
+                f"target {self.target.name!r} has no value(resource), so no condition can see a resource - use a"
+                " SqlTarget, or give it one"
+            )
         with self._lock:
             self._read(action.artifacts)
             verdict = self.graph.hold(action)
-            row = (action.key, Status.WAITING, verdict, self._body(action.key))
             try:
-                self._file.execute("INSERT INTO actions VALUES (?, ?, ?, ?)", row)
-            except sqlite3.IntegrityError:
+                row = (action.key, Status.WAITING, verdict, self._body(action.key))
+                self._sql("INSERT INTO actions VALUES (?, ?, ?, ?)", row)
+            except BaseException as error:
                 self.graph.drop(action.key)
-                raise ConditionRefused(
-                    f"action {action.key!r} was proposed before - choose another key", key=action.key
-                ) from None
+                if isinstance(error, sqlite3.IntegrityError):
+                    raise ConditionRefused(
+                        f"action {action.key!r} was proposed before - choose another key", key=action.key
+                    ) from None
+                raise
             return verdict
 
     def changed(self, *resources: str) -> dict[str, Verdict]:
@@ -169,7 +185,8 @@ class PendingActions:
     def deploy(self, *rules: Rule) -> dict[str, Verdict]:
         """Put other versions of rules in force and return the verdicts of the actions that this reaches."""
         with self._lock:
-            reached = self.graph.deploy(rules)
+            reached = self._read(place for rule in rules for place in rule.artifacts if place not in self._tokens)
+            reached |= self.graph.deploy(rules)
             self._checkpoint(reached)
             return reached
 
@@ -197,7 +214,7 @@ class PendingActions:
                 if key not in self.graph.waiting:
                     self._resume(key, body)
                 waiting = self.graph.waiting[key]
-                self._read(waiting.action.artifacts)
+                self._read(waiting.artifacts)
                 verdict = self.graph.recheck(key)
                 if not verdict.releases:
                     return self._give_up(key, verdict, tried)
@@ -231,15 +248,35 @@ class PendingActions:
             if token == self._tokens.get(name):
                 continue
             value = ABSENT if token == ABSENT_TOKEN else freeze(self.target.value(name))
-            self._tokens[name] = token
             reached |= self.graph.apply(name, value)
+            self._tokens[name] = token
         return reached
 
     # --- the file ---
 
     def _rows(self, where: str, *parameters: str) -> list[tuple[str, str, str, str]]:
         with self._lock:
-            return list(self._file.execute(f"SELECT key, status, verdict, body FROM actions {where}", parameters))
+            return self._sql(f"SELECT key, status, verdict, body FROM actions {where}", parameters)
+
+    def _sql(self, statement: str, parameters: tuple[str, ...] = ()) -> list[tuple[str, str, str, str]]:
+        try:
+            return self._file.execute(statement, parameters).fetchall()
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: object) -> ReleaseError:
+        return ReleaseError(
+            f"the file of pending actions {str(self._path)!r} cannot be used: {error} - see that it is open, and one of"
+            " PendingActions, in a folder that exists and can be written; what was written before is kept"
+        )
+
+    def _elsewhere(self, key: str, target: str) -> ConditionRefused:
+        return ConditionRefused(
+            f"action {key!r} is for {target!r} and not for {self.target.name!r} - give each target a file of its own",
+            key=key,
+        )
 
     def _row(self, key: str) -> tuple[str, str, str, str]:
         found = self._rows("WHERE key = ?", key)
@@ -249,14 +286,14 @@ class PendingActions:
 
     def _mark(self, key: str, verdict: Verdict, status: Status) -> None:
         """Write down how an action stands, unless it has been settled."""
-        self._file.execute(
+        self._sql(
             "UPDATE actions SET status = ?, verdict = ? WHERE key = ? AND status IN (?, ?)",
             (status, verdict, key, *_OPEN),
         )
 
     def _checkpoint(self, reached: dict[str, Verdict]) -> None:
         for key, verdict in reached.items():
-            self._file.execute(
+            self._sql(
                 "UPDATE actions SET verdict = ?, body = ? WHERE key = ? AND status = ?",
                 (verdict, self._body(key), key, Status.WAITING),
             )
@@ -282,12 +319,22 @@ class PendingActions:
             kind = held.rule.kind if isinstance(held.rule, Condition) else None
             rules.append((name, kind, held.rule.selectors, held.basis._replace(reads=()), last[name]))
         what = (action.intent, action.target, action.resource, action.reversibility, action.observed)
-        return to_json((*what, tuple(rules)))
+        text = to_json((*what, tuple(rules)))
+        return text if text.isascii() else json.dumps(json.loads(text))  # half a surrogate pair has no UTF-8
 
     def _resume(self, key: str, body: str) -> None:
-        *what, rules = from_json(body)
-        intent, target, resource, reversibility, observed = what
-        found = [self.graph.rules.get(name) or _unknown(name, kind, places) for name, kind, places, _, _ in rules]
+        try:
+            *what, rules = from_json(body)
+            intent, target, resource, reversibility, observed = what
+        except (ValueError, TypeError):
+            raise self._refused(f"what waits as {key!r} is damaged") from None
+        if target not in ("", self.target.name):
+            raise self._elsewhere(key, target)
+        found = []
+        for name, kind, places, _, _ in rules:
+            rule = self.graph.rules.get(name)
+            known = rule is not None and isinstance(rule, Condition) == (kind is not None)
+            found.append(rule if known else _unknown(name, kind, places))
         conditions = tuple(rule for rule in found if isinstance(rule, Condition))
         refresh = tuple(rule for rule in found if isinstance(rule, RefreshRule))
         action = PendingAction(key, intent, conditions, refresh, target, resource, reversibility, observed)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import sqlalchemy as sql
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 
 from revise_lab.errors import ConfigError
 from revise_lab.records.effect import EffectState
@@ -79,7 +79,13 @@ class SqlTarget:
         self.name, self.max_tries = name, max_tries
         self._chance = random.Random()
         self._owns_engine = isinstance(database, str)
-        self.engine = sql.create_engine(database) if isinstance(database, str) else database
+        try:
+            self.engine = sql.create_engine(database) if isinstance(database, str) else database
+        except (SQLAlchemyError, ImportError, ValueError) as error:
+            raise ConfigError(
+                f"target {name!r}: there is no database at its URL ({type(error).__name__}) - give one like"
+                " sqlite:///shop.db or postgresql+psycopg://..., with its driver installed"
+            ) from None
         self._apply, self._undo = apply, undo
         dialect = self.engine.dialect.name
         in_memory = dialect == "sqlite" and self.engine.url.database in (None, "", ":memory:")
@@ -253,15 +259,21 @@ class SqlTarget:
                     " database is less busy, or see its log",
                     what=what,
                 ) from None
+            except (SQLAlchemyError, UnicodeError) as error:  # its text may quote parameters
+                raise OutcomeUnknown(
+                    f"{self.name}: no answer for {what!r} ({type(error).__name__}) - ask what became of it", what=what
+                ) from None
 
     @contextmanager
     def _transaction(self) -> Iterator[sql.Connection]:
         if not self._is_sqlite:
             with (
                 self.engine.connect().execution_options(isolation_level="SERIALIZABLE") as connection,
-                connection.begin(),
+                connection.begin() as transaction,
             ):
                 yield connection
+                if not transaction.is_active:
+                    raise sql.exc.InvalidRequestError("what was called in the transaction has ended it")
             return
         # Python's driver opens a transaction only at the first write, too late for what was read before.
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

@@ -446,3 +446,77 @@ def test_what_was_read_besides_reaches_nothing_and_is_compared_by_a_rescan():
     assert graph.n_evaluated == n
     assert graph.rescan("a") is KEEP
     assert graph.n_evaluated == n + 1
+
+
+# --- what a hostile user gives ---
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: PendingAction("a", {}, ("within",)), "must be Condition"),
+        (lambda: PendingAction("a", {}, (rule(),), ("label",)), "must be RefreshRule"),
+        (lambda: PendingAction("a", {}, (each for each in ())), "has no condition"),
+        (lambda: PendingAction("\ud800", {}, (rule(),)), "its key is no text"),
+        (lambda: PendingAction(7, {}, (rule(),)), "its key is no text"),
+        (lambda: PendingAction("a", {}, (rule(),), reversibility="irreversible"), "no Reversibility - give one of I, R"),
+        (lambda: rule(kind="saftey"), "'saftey' is no ConditionClass - give one of decision, safety"),
+        (lambda: rule(coverage="all"), "'all' is no Captured"),
+        (lambda: rule(selectors=(each for each in ())), "at least one selector"),
+        (lambda: rule(name=7), "needs a name"),
+    ],
+)  # fmt: skip
+def test_what_is_no_rule_no_class_or_no_key_is_refused_by_name(made, message):
+    with pytest.raises(ConditionRefused, match=message):
+        made()
+
+
+def test_reasons_that_come_from_a_generator_are_kept():
+    """A generator is over once it was looked at, and an action without a reason is never stopped."""
+    label = RefreshRule("label", lambda state, intent: state["who"]["name"], "1", "who")
+    graph, verdict = held(*(), rule(), state=STATE | {"policy": {"limit": 1}})
+    assert verdict is REPLAN
+    action = PendingAction("b", {}, (each for each in [rule()]), (each for each in [label]), observed=iter(()))
+    assert (action.conditions, action.refresh, action.observed) == ((rule(),), (label,), ())
+    assert graph.hold(action) is REPLAN
+    assert PendingAction("c", {}, rule()).conditions == (rule(),)
+
+
+def test_a_condition_stays_one_whatever_is_deployed_under_its_name():
+    label = RefreshRule("label", lambda state, intent: 1, "1", "who")
+    graph, _ = held(rule(), refresh=(label,))
+    for other in (
+        RefreshRule("within", lambda state, intent: 1, "2", "policy", supersedes="1"),
+        rule(lambda state, intent: True, "label", "2", supersedes="1"),
+    ):
+        with pytest.raises(ConditionRefused, match="would go unguarded, or the other way round - give it another name"):
+            graph.deploy([other])
+    assert change(graph, "policy", limit=1) is REPLAN
+
+
+def test_an_error_whose_text_fails_and_a_value_that_cannot_be_sent_are_not_verified():
+    class Odd(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    def raises(state, intent):
+        raise Odd
+
+    graph, verdict = held(rule(raises), refresh=(RefreshRule("gone", lambda state, intent: ABSENT, "1", "who"),))
+    reasons = {name: each.reason for name, each in graph.evaluations("a").items()}
+    assert verdict is REPLAN
+    assert "unverifiable" in reasons["within"]
+    assert "not JSON-like" in reasons["gone"]
+
+
+def test_what_is_interrupted_before_it_was_looked_up_is_found_again(monkeypatch):
+    graph, _ = held(rule())
+
+    def stop(delta):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(graph._index, "touch", stop)
+        with pytest.raises(KeyboardInterrupt):
+            change(graph, "policy", limit=1)
+    assert change(graph, "policy", limit=1) is REPLAN

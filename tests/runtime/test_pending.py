@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -371,6 +372,104 @@ def test_what_is_settled_stays_settled(target, tmp_path):
     assert other.release("refund/9").verdict is KEEP, "proposed by another process after this one began"
     assert list(PendingActions(target, RULES, tmp_path / "pending.db").graph.waiting) == ["refund/8"]
     assert target.n_publications == {"refund/7": 1, "refund/9": 1}
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_another_version_may_look_where_none_looked_before(target, known):
+    """What it looks at is read as it comes into force and before the release, and is a premise."""
+    target.set("hold", {"on": False})
+    free = Condition("within", lambda state, intent: not state["hold"]["on"], "2", ("policy", "hold"), supersedes="1")
+    pending = PendingActions(target)
+    if known:
+        pending.propose(refund("refund/1", 1, (Condition("other", lambda s, i: not s["hold"]["on"], "1", "hold"),)))
+    for n, verdict in enumerate((REFRESH, REPLAN), 7):
+        target.set("hold", {"on": False})
+        pending.deploy(WITHIN)
+        pending.propose(refund(f"refund/{n}", n))
+        assert pending.deploy(free)[f"refund/{n}"] is REFRESH
+        if verdict is REPLAN:
+            target.set("hold", {"on": True})
+        elif known:
+            target.set("hold", {"on": False, "since": 1})
+        assert pending.release(f"refund/{n}").verdict is verdict
+    assert target.n_publications == {"refund/7": 1}
+
+
+def test_what_a_change_interrupts_is_read_again(target, monkeypatch):
+    """A token that is kept before its value was looked at hides the value for ever."""
+    pending = PendingActions(target)
+    pending.propose(refund())
+    target.set("policy", {"limit": 1})
+
+    def stop(name, value):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pending.graph, "apply", stop)
+        with pytest.raises(KeyboardInterrupt):
+            pending.changed()
+    assert pending.release("refund/7").verdict is REPLAN
+
+
+def test_what_cannot_be_written_down_does_not_wait(target, tmp_path):
+    pending = PendingActions(target, RULES, tmp_path / "pending.db")
+    with pytest.raises(TypeError):
+        pending.propose(refund(observed=(Read(Selector("customer", ("mail",)), {1}),)))
+    assert not pending.graph.waiting
+    assert pending.propose(refund()) is KEEP
+
+
+def test_half_a_surrogate_pair_is_written_down(target, tmp_path):
+    half = Condition("half", lambda state, intent: state["customer"]["name"] == "\ud800", "1", "customer")
+    target.set("customer", {"name": "\ud800"})
+    PendingActions(target, (half, *RULES), tmp_path / "pending.db").propose(refund(conditions=(half,)))
+    later = PendingActions(target, (half, *RULES), tmp_path / "pending.db")
+    assert later.release("refund/7").verdict is KEEP
+
+
+def test_a_target_whose_resources_cannot_be_read_is_refused():
+    with pytest.raises(ConditionRefused, match=r"'memory' has no value\(resource\)"):
+        PendingActions(MemoryTarget()).propose(refund())
+
+
+def test_a_file_that_cannot_be_used_is_named(target, tmp_path):
+    (tmp_path / "text.db").write_text("no database" * 1000)
+    for path in (tmp_path, tmp_path / "nowhere" / "pending.db", tmp_path / "text.db"):
+        with pytest.raises(ReleaseError, match=r"the file of pending actions .* cannot be used.*see that it is"):
+            PendingActions(target, RULES, path)
+    pending = PendingActions(target, RULES, tmp_path / "pending.db")
+    pending.propose(refund())
+    pending.close()
+    for call in (lambda: pending.release("refund/7"), lambda: pending.propose(refund("refund/8"))):
+        with pytest.raises(ReleaseError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize("body", ["[1", "1", '["tuple", 1]'])
+def test_a_damaged_action_is_named(target, tmp_path, body):
+    PendingActions(target, RULES, tmp_path / "pending.db").propose(refund())
+    with contextlib.closing(sqlite3.connect(tmp_path / "pending.db")) as file:
+        file.execute("UPDATE actions SET body = ?", (body,))
+        file.commit()
+    with pytest.raises(ReleaseError, match="what waits as 'refund/7' is damaged"):
+        PendingActions(target, RULES, tmp_path / "pending.db")
+
+
+def test_a_file_of_another_target_is_refused(target, tmp_path):
+    first = PendingActions(target, RULES, tmp_path / "pending.db")
+    first.propose(PendingAction("refund/7", {"amount": 80}, (WITHIN,), target="desk"))
+    with pytest.raises(ConditionRefused, match="is for 'desk' and not for 'shop' - give each target a file"):
+        PendingActions(MemoryRecords("shop"), RULES, tmp_path / "pending.db")
+    assert first.release("refund/7").status is Status.RELEASED
+
+
+def test_a_condition_that_came_back_as_something_else_is_not_in_force(target, tmp_path):
+    first = PendingActions(target, RULES, tmp_path / "pending.db")
+    first.propose(refund(conditions=(WITHIN,), refresh=()))
+    swapped = RefreshRule("within", lambda state, intent: 1, "2", "policy", supersedes="1")
+    later = PendingActions(target, (swapped,), tmp_path / "pending.db")
+    assert later.release("refund/7").verdict is REPLAN
+    assert not target.happened
 
 
 KILLED = """

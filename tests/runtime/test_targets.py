@@ -19,6 +19,7 @@ import pytest
 import sqlalchemy as sql
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -407,7 +408,139 @@ def test_a_server_that_went_away_leaves_the_outcome_unknown():
     target.close()
 
 
+@on_databases
+@pytest.mark.parametrize("end", ["commit", "rollback", "close"])
+def test_an_apply_that_ends_the_transaction_leaves_the_outcome_unknown(url, sql_target, end):
+    """It would be confirmed although it was rolled back, or on premises that nothing holds any more."""
+    target = sql_target(url)
+    target._apply = lambda connection, key, payload: getattr(connection, end)()
+    with pytest.raises(OutcomeUnknown, match="ask what became of it"):
+        target.publish("a", REFUND, {})
+    assert (target.find("a") is not None) == (end == "commit")
+
+
+@on_databases
+def test_whatever_goes_wrong_in_the_driver_is_said_without_the_payload(url, sql_target):
+    target = sql_target(url)
+    for apply in (
+        lambda connection, key, payload: connection.execute(sql.text("SELECT :a"), payload),
+        lambda connection, key, payload: connection.execute(sql.text("SELECT :a"), {"a": payload["card"] + "\ud800"}),
+    ):
+        target._apply = apply
+        with pytest.raises(OutcomeUnknown) as unknown:
+            target.publish("a", {"card": CARD}, {})
+        assert CARD not in "".join(traceback.format_exception(unknown.value))
+        assert target.find("a") is None
+    with pytest.raises(OutcomeUnknown):
+        target.token("\ud800")
+    full = sql_target(sql.create_engine(url, pool_size=1, max_overflow=0, pool_timeout=0.05))
+    with full.engine.connect(), pytest.raises(OutcomeUnknown, match=r"no answer for 'a' \(TimeoutError\)"):
+        full.publish("a", {"card": CARD}, {})
+    full.engine.dispose()
+
+
+@pytest.mark.parametrize("url", ["no url", "foo://s3cret", "postgresql+psycopg://u:s3cret@h:port/x"])
+def test_a_url_without_a_database_is_refused(url):
+    with pytest.raises(ConfigError, match="there is no database at its URL") as refused:
+        SqlTarget(url)
+    assert "s3cret" not in "".join(traceback.format_exception(refused.value))
+
+
 # --- HTTP ---
+
+
+class Says:
+    """A server that says what it is told to, in order, and then that there is nothing."""
+
+    def __init__(self):
+        self.answers = []
+
+    async def __call__(self, scope, receive, send):
+        request = Request(scope, receive)
+        await request.body()
+        await (self.answers.pop(0) if self.answers else Response(status_code=404))(scope, receive, send)
+
+
+@pytest.fixture
+def says(served):
+    """Return a target and the list of what its server says next."""
+    base, shops = served
+    shops["now"] = server = Says()
+    target = HttpTarget(base)
+    yield target, server.answers
+    target.close()
+
+
+@pytest.mark.parametrize("status", [202, 301, 302, 303])
+def test_what_may_be_done_elsewhere_or_later_is_unknown(says, status):
+    target, answers = says
+    answers.append(Response(status_code=status, headers={"location": "/elsewhere"}))
+    with pytest.raises(OutcomeUnknown, match=f"{status}, which does not say that it was published - ask"):
+        target.publish("a", REFUND, {})
+
+
+def test_a_closed_key_is_no_receipt_and_takes_no_publication(says):
+    """However a server says it: what never arrived must not be taken for released."""
+    target, answers = says
+    for closed in (Response(status_code=410), Response('{"payload": null, "state": "dropped"}')):
+        answers.append(closed)
+        assert target.find("a", close=True) is None
+    answers.append(Response(status_code=410))
+    with pytest.raises(IntentConflict, match="asked for before it arrived, which closed it"):
+        target.publish("a", REFUND, {})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Response("plain", headers={"content-encoding": "gzip"}),
+        Response('{"payload": 1, "state": "staged"}'),
+        Response('{"payload": ' + "[" * 100_000 + "]" * 100_000 + ', "state": "confirmed"}'),
+        Response('{"payload": ' + "[" * 600 + "]" * 600 + ', "state": "confirmed"}'),
+    ],
+    ids=["encoding", "state", "too deep", "deep"],
+)
+def test_what_cannot_be_understood_is_unknown(says, answer):
+    target, answers = says
+    answers.append(answer)
+    with pytest.raises(OutcomeUnknown):
+        target.find("a")
+
+
+@pytest.mark.parametrize("tag", [b'"1", "2"', b'"', b'"abc', b'"\xe9"', b"*"])
+def test_what_is_not_one_tag_that_can_be_sent_back_is_no_premise(says, tag):
+    """``If-Match`` with two tags holds if either does."""
+    target, answers = says
+    answer = Response()
+    answer.raw_headers.append((b"etag", tag))
+    answers.append(answer)
+    with pytest.raises(TargetError, match="has no strong ETag"):
+        target.token("policy")
+
+
+def test_a_name_of_dots_asks_and_undoes_nothing_else(http_target):
+    """A client takes ``/effects/..`` for ``/``."""
+    for name in (".", "..", "a/../b"):
+        for call in (http_target.token, lambda name: http_target.publish("a", 1, {name: '"1"'})):
+            with pytest.raises(TargetError, match=r"would go to another place than it names.*nothing was sent"):
+                call(name)
+    for call in (http_target.find, http_target.compensate):
+        with pytest.raises(TargetError, match="would go to another place"):
+            call("..")
+    assert http_target.find("a/../b") is None
+    with pytest.raises(OutcomeUnknown, match="URL too long"):
+        http_target.find("a" * 70_000)
+
+
+@pytest.mark.parametrize("url", ["http://u:s3cret@h:port", "http://[::1", "ftp://u:s3cret@h"])
+def test_an_address_may_hold_a_password(url):
+    with pytest.raises(ConfigError, match="is no address") as refused:
+        HttpTarget(url)
+    target = HttpTarget("http://u:s3cret@127.0.0.1:9")
+    with pytest.raises(OutcomeUnknown, match=r"nobody answers at http://127\.0\.0\.1:9 ") as unknown:
+        target.find("a")
+    target.close()
+    assert "s3cret" not in f"{refused.value} {unknown.value}"
 
 
 def test_http_has_room_for_one_premise_unless_the_server_takes_transactions(http_target):
