@@ -115,7 +115,7 @@ class ConditionGraph:
         ask: Ask = ask_directly,
         omit: Callable[[str, Selector], bool] | None = None,
     ) -> None:
-        self.rules = {rule.name: rule for rule in rules}
+        self.rules = _by_name(rules)
         self.waiting: dict[str, Waiting] = {}
         self.values: dict[str, Value] = {}
         self.version = 0
@@ -221,9 +221,9 @@ class ConditionGraph:
         Raises
         ------
         ConditionRefused
-            A rule changed and its version did not.
+            A rule changed and its version did not, or two have one name.
         """
-        changed = {rule.name: rule for rule in rules if self.rules.get(rule.name) != rule}
+        changed = {name: rule for name, rule in _by_name(rules).items() if self.rules.get(name) != rule}
         for name, rule in changed.items():
             if name in self.rules and type(self.rules[name]) is not type(rule):
                 raise ConditionRefused(
@@ -346,3 +346,13 @@ class ConditionGraph:
                 cell.readers[held] = 0
             held.cells, held.laid = cells, None
         held.laid = held.laid and None
+
+
+def _by_name(rules: Iterable[Rule]) -> dict[str, Rule]:
+    found: dict[str, Rule] = {}
+    for rule in rules:
+        if found.setdefault(rule.name, rule) != rule:
+            raise ConditionRefused(
+                f"condition {rule.name!r} is given twice, and not the same - give one of each name", name=rule.name
+            )
+    return found

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from revise_lab.errors import ReviseLabError
+from revise_lab.errors import ConfigError, ReviseLabError
 from revise_lab.policies.conditions import ConditionGraph
 from revise_lab.policies.evaluation import Ask, ask_directly
 from revise_lab.records.condition import (
@@ -98,6 +98,15 @@ class PendingActions:
     timeout_s : float, optional
         Seconds that a validator may take before its condition is unverifiable; its thread is left behind. None calls it
         directly.
+
+    Raises
+    ------
+    ConfigError
+        It is never to be tried, or the seconds are none.
+    ConditionRefused
+        Two rules have one name.
+    ReleaseError
+        The file cannot be used.
     """
 
     def __init__(
@@ -109,6 +118,11 @@ class PendingActions:
         max_tries: int = 8,
         timeout_s: float | None = 5.0,
     ) -> None:
+        if max_tries < 1 or not (timeout_s is None or 0 < timeout_s < threading.TIMEOUT_MAX):
+            raise ConfigError(
+                f"max_tries={max_tries}, timeout_s={timeout_s}: try at least once, and give a validator a number of seconds,"
+                " or None to wait for it"
+            )
         self.target, self.max_tries = target, max_tries
         self.graph = ConditionGraph(rules, ask=ask_directly if timeout_s is None else _within(timeout_s))
         self._tokens: dict[str, str] = {}

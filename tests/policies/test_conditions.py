@@ -91,6 +91,10 @@ def test_one_name_and_version_is_one_validator():
     with pytest.raises(ConditionRefused, match=r"changed and is still version 1.*raise its version"):
         graph.deploy([rule(lambda state, intent: True)])
     assert list(graph.waiting) == ["a"]
+    twice = [rule(version="2"), rule(lambda state, intent: True, version="3")]
+    for given in (lambda: graph.deploy(twice), lambda: ConditionGraph(twice)):
+        with pytest.raises(ConditionRefused, match="'within' is given twice"):
+            given()
 
 
 # --- what an answer means ---

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sql
 
-from revise_lab.errors import RefusedCombination
+from revise_lab.errors import ConfigError, RefusedCombination
 from revise_lab.records.condition import Condition, ConditionRefused, PendingAction, RefreshRule, Verdict
 from revise_lab.records.effect import Reversibility
 from revise_lab.records.selector import Read, Selector
@@ -258,6 +258,14 @@ def test_a_validator_that_takes_too_long_has_not_verified_anything(target):
     assert "TimeoutError: no answer within 0.05 s" in pending.graph.evaluations("refund/7")["slow"].reason
     wait.set()
     assert pending.release("refund/7").verdict is KEEP, "what could not be told is asked again before the release"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_tries": 0}, {"timeout_s": 0}, {"timeout_s": float("nan")}, {"timeout_s": 1e300}]
+)
+def test_what_could_never_release_is_refused(target, wrong):
+    with pytest.raises(ConfigError, match="try at least once, and give a validator a number of seconds"):
+        PendingActions(target, **wrong)
 
 
 @pytest.mark.parametrize("fault", [Fault.NOT_DONE, Fault.ANSWER_LOST])
