@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import socket
 import threading
 import time
@@ -83,9 +84,10 @@ class LoopbackServer(ABC):
         self._loop = None
         try:
             bound = socket.create_server((self.host, self.port), backlog=1024)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", error)
             raise EndpointError(
-                f"cannot bind {self.host}:{self.port} ({error.strerror}); choose another port, or 0 for a free one",
+                f"cannot bind {self.host}:{self.port} ({why}); choose another port, or 0 for a free one",
                 port=self.port,
             ) from error
         try:
@@ -180,10 +182,12 @@ class LoopbackServer(ABC):
 
 def _page(content: Callable[[], Any]) -> Any:
     async def page(_: Request) -> Response:
-        from starlette.responses import JSONResponse, PlainTextResponse
+        from starlette.responses import PlainTextResponse, Response
 
         made = content()
-        return PlainTextResponse(made) if isinstance(made, str) else JSONResponse(made)
+        if isinstance(made, str):
+            return PlainTextResponse(made)
+        return Response(json.dumps(made), media_type="application/json")  # in ASCII: a client may send half a character
 
     return page
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import openai
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from revise_lab.errors import ConfigError
+from revise_lab.errors import ConfigError, EndpointError
 from revise_lab.serving.cost import load
 from revise_lab.serving.http import BLOCK_TOKENS, ClusterServer, prompt_blocks
 from revise_lab.serving.text import hash_text, prompt_text, prompt_tokens
@@ -139,9 +140,23 @@ BAD = [
     ({"messages": [{"role": "user", "content": "word " * 41_000}]}, "exceeds the available context size"),
     ({"max_tokens": 10**12, "extra_body": {"ignore_eos": True}}, "exceeds the available context size"),
     ({"max_tokens": -1}, "not a chat request"),
+    ({"max_tokens": 0}, "not a chat request"),
+    ({"max_tokens": None, "max_completion_tokens": 0}, "not a chat request"),
     ({"n": 2}, "n must be 1"),
     ({"messages": []}, "not a chat request"),
     ({"extra_headers": {"x-revise-fault": "cut:3"}}, "STATUS:RETRY_AFTER"),
+    *(
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+            "not a chat request",
+        )
+        for schema in (
+            {"type": "integer", "minimum": 5, "maximum": 4},
+            {"type": "number", "minimum": 10**400},
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+            {"type": []},
+        )
+    ),
 ]
 
 
@@ -165,6 +180,24 @@ def test_refusals_on_demand_name_when_to_come_back():
             assert caught.value.response.headers["retry-after"] == "7"
         assert [(e.code, e.status) for e in server.log] == [(429, "rejected"), (503, "rejected")]
         assert "revise_lab:rejected_total 2\n" in page(server, "/metrics")
+
+
+def test_half_a_character_leaves_the_log_readable():
+    with ClusterServer(H100, time_scale=0.01) as server:
+        post(server, {"messages": MESSAGES, "max_tokens": 1, "user": "half: \ud83d"}).close()
+        until(lambda: server.log)
+        assert json.loads(page(server, "/log"))[0]["tenant"] == "half: \ud83d"
+
+
+def test_a_digit_that_is_no_number_is_no_status():
+    with ClusterServer(H100) as server:
+        body = json.dumps({"messages": MESSAGES}).encode()
+        asked = urllib.request.Request(f"{server.url}/chat/completions", body, {"x-revise-fault": "\xb2\xb2\xb2"})
+        with pytest.raises(urllib.error.HTTPError) as caught, urllib.request.urlopen(asked):
+            pass
+        with caught.value as refused:
+            assert refused.code == 400
+        assert [e.status for e in server.log] == ["rejected"]
 
 
 def test_shares_of_refusals_repeat_with_the_seed():
@@ -218,6 +251,11 @@ def test_pages_and_the_log_file_say_how_it_stands(tmp_path):
 def test_settings_out_of_range_are_named(options, says):
     with pytest.raises(ConfigError, match=says):
         ClusterServer(H100, **options)
+
+
+def test_a_port_that_is_none_is_named():
+    with pytest.raises(EndpointError, match=r"cannot bind 127\.0\.0\.1:70000 .*choose another port"):
+        ClusterServer(H100, port=70_000).start()
 
 
 # --- clients that leave or lag ---
