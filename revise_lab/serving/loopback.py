@@ -52,6 +52,8 @@ class LoopbackServer(ABC):
                 "bind 127.0.0.1, or pass allow_remote=True on a network that you trust",
                 host=host,
             )
+        if not 0 <= port < 65_536:
+            raise ConfigError(f"port={port} is out of range; give 0 to 65535, 0 for a free one", port=port)
         self.host, self.port = host, port
         self._live: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
@@ -84,10 +86,9 @@ class LoopbackServer(ABC):
         self._loop = None
         try:
             bound = socket.create_server((self.host, self.port), backlog=1024)
-        except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", error)
+        except OSError as error:
             raise EndpointError(
-                f"cannot bind {self.host}:{self.port} ({why}); choose another port, or 0 for a free one",
+                f"cannot bind {self.host}:{self.port} ({error.strerror}); choose another port, or 0 for a free one",
                 port=self.port,
             ) from error
         try:
