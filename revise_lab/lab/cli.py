@@ -7,9 +7,11 @@ finished is kept).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from revise_lab import lab
-from revise_lab.errors import ConfigError, NotebookFailed, ResultsError, ReviseLabError
+from revise_lab.errors import ConfigError, NotebookFailed, RefusedCombination, ResultsError, ReviseLabError
 from revise_lab.lab import calibrate, evidence, scan, serving, template
 from revise_lab.lab.document import find, hint, nearest, override
 from revise_lab.lab.files import environment, write_atomic
@@ -70,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args(argv)
     except SystemExit as leave:
         return int(leave.code or 0)
+    with contextlib.suppress(ValueError):  # as Ctrl-C, or the kernel of a notebook would run on; not from a thread
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         return int(arguments.run(arguments))
@@ -80,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.traceback:
             raise
         _say(f"revise-lab: {error}")
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, (ConfigError, RefusedCombination)) else 1
     except BrokenPipeError:  # the reader, head for instance, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -141,8 +145,19 @@ class Command(argparse.ArgumentParser):
                 self.add_argument(flag, action="store_true", help=text)
                 continue
             how = {"metavar": shown} if isinstance(shown, str) else {"choices": shown}
-            how |= {"type": default} if callable(default) else {"type": type(default), "default": default}
+            kind = default if callable(default) else type(default)
+            kind = _jobs if name == "jobs" else _count if kind is int else kind
+            how |= {"type": kind} if callable(default) else {"type": kind, "default": default}
             self.add_argument(flag, help=text, **how)
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return number
+
+
+_count.__name__ = "int"  # what argparse calls it in a message
 
 
 def _jobs(text: str) -> int:
@@ -277,6 +292,10 @@ def _endpoint(name: str, endpoint: str) -> dict[str, Any]:
         return {}
     if "://" not in endpoint:
         raise ConfigError(f"--endpoint is {endpoint!r}, neither 'emulated' nor a URL such as http://127.0.0.1:8000/v1")
+    if "@" in endpoint.split("/")[2]:
+        raise ConfigError(
+            "--endpoint holds a user or password, and results keep it; a key goes into REVISE_LAB_API_KEY"
+        )
     if "endpoint" not in lab.experiments.get(lab.load(name).experiment).params:
         _say(f"{name} talks to no endpoint; --endpoint changes nothing there")
         return {}
@@ -417,7 +436,8 @@ def _check_kernel() -> tuple[bool, str]:
 
 
 def _check_endpoint(endpoint: str) -> tuple[bool, str]:
-    from urllib.error import HTTPError, URLError
+    from http.client import HTTPException
+    from urllib.error import HTTPError
     from urllib.request import urlopen
 
     if endpoint == "emulated":
@@ -426,13 +446,13 @@ def _check_endpoint(endpoint: str) -> tuple[bool, str]:
         return False, f"endpoint {endpoint!r} is neither 'emulated' nor an http(s) URL"
     try:
         with urlopen(f"{endpoint.rstrip('/')}/models", timeout=5) as answer:
-            names = [model["id"] for model in json.load(answer)["data"]]
+            names = ", ".join(str(model["id"]) for model in json.load(answer)["data"])
     except HTTPError as error:
         refused = error.code in (401, 403)
         return refused, f"endpoint answers with HTTP {error.code} (a key in REVISE_LAB_API_KEY may be needed)"
-    except (URLError, OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError) as error:
         return False, f"endpoint {endpoint} gives no list of models: {getattr(error, 'reason', error)}"
-    return True, f"endpoint serves {', '.join(names)}"
+    return True, f"endpoint serves {names}"
 
 
 def _say(line: str) -> None:

@@ -261,6 +261,8 @@ class _Layers:
         value = plain(value, path)
         if parts[0] in ("profiles", "profile", "schema", "experiment"):
             self.document.fail((path,), "not changed by an override", override=True)
+        if parts[0] in ("grid", "fixed") and len(parts) > 2:
+            self.document.fail((path,), f"the value of a parameter is whole; set {'.'.join(parts[:2])}", override=True)
         if parts[0] == "grid" and len(parts) > 1 and isinstance(self.tree.get("grid"), list):
             grids = _grids(self.tree)
             holders = [(place, grid) for place, grid in grids if parts[1] in grid]
@@ -276,6 +278,7 @@ class _Layers:
     def fail(self, place: Place, what: str, allowed: Sequence[str] = (), near: str | None = None) -> NoReturn:
         """Raise about a place, in the layer that it came from."""
         known = [place[:length] for length in range(len(place), 0, -1) if place[:length] in self.origins]
+        known += [below for below in self.origins if below[: len(place)] == place]  # a branch that a layer has brought
         origin = self.origins[known[0]] if known else "file"
         within: Place = ("profiles", self.profile) if origin == "profile" else ()
         self.document.fail((*within, *place), what, allowed, near, override=origin == "override")
@@ -285,6 +288,8 @@ class _Layers:
         grid, fixed = self.tree.get("grid", {}), self.tree.get("fixed", {})
         if not all(isinstance(one, dict) for one in (grid if isinstance(grid, list) else [grid])):
             self.fail(("grid",), "a grid maps parameters to lists of values; several grids are a list of such mappings")
+        if grid == []:
+            self.fail(("grid",), "an empty list leaves no cell to run")
         for above, one in _grids(self.tree):
             for name, values in one.items():
                 place = (*above, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -54,7 +55,8 @@ def _explore(arguments: argparse.Namespace) -> int:
         policies = list(dict.fromkeys((*combinations(), *effect_combinations())))
     n_pairs = len(policies) * len(arguments.scenarios or SCENARIOS)
     n_audits = -(-arguments.audit // n_pairs)
-    rows = explore_all(arguments.scenarios, policies, n_audits, jobs=arguments.jobs, tell=_progress())
+    jobs = arguments.jobs if arguments.jobs > 0 else os.cpu_count() or 1
+    rows = explore_all(arguments.scenarios, policies, n_audits, jobs=jobs, tell=_progress())
     findings = [finding for row in rows for finding in row["findings"]]
     if arguments.json:
         print(json.dumps({"scenarios": rows}, indent=1))
@@ -92,6 +94,8 @@ def _prove(arguments: argparse.Namespace) -> int:
 
     if unknown := set(arguments.what) - set(PROOFS):
         raise ConfigError(f"nothing is proved by {', '.join(sorted(unknown))}; there are: {', '.join(PROOFS)}")
+    if not arguments.n:
+        raise ConfigError("--n 0 would prove nothing; give 1 or more")
     work = {"runs": proof.random_runs, "crashes": proof.crashes, "floor": proof.floors}
     work |= {"storm": proof.storms, "omission": proof.omissions}
     failed = False

@@ -92,9 +92,9 @@ def run_notebook(
     limit = timeout_s if timeout_s is not None else budget.get(str(values.get("profile", "smoke")), BUDGET_S["quick"])
     if folder == path.parent or path.parent in folder.parents:
         raise ConfigError(f"executed copies go to a results folder, not beside the notebook ({folder.name})")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder) as marker:  # the clock of the file system may lag behind ours
-        since_ns = Path(marker.name).stat().st_mtime_ns
+    marker = write_atomic(folder / f".{os.getpid()}.started", b"")  # the clock of the file system may lag behind ours
+    since_ns = marker.stat().st_mtime_ns
+    marker.unlink()
     for attempt in (1, 2):
         with _private_folder(python) as private:
             try:

@@ -209,7 +209,10 @@ class RunFolder:
         if not path.exists():
             return experiments.get(self.manifest["experiment"]).values(self.frame())
         try:
-            return list(json.loads(path.read_text(encoding="utf-8")))
+            rows = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(rows, list) or any(not isinstance(row, dict) or "id" not in row for row in rows):
+                raise ValueError("it is no list of values with an id")
+            return rows
         except (OSError, ValueError) as error:
             raise ResultsError(f"{path} cannot be read: {error}; run the notebook again", path=str(path)) from error
 

@@ -60,6 +60,9 @@ def _scan(arguments: argparse.Namespace) -> int:
     out = arguments.out or CAPACITY_FILE
     if out.exists() and not arguments.force:
         raise ConfigError(f"{out.name} is there already, and results hang on it - pass another --out, or --force")
+    if arguments.runs < 2 or arguments.workflows < 30:
+        raise ConfigError("a capacity is found from at least 2 --runs of at least 30 --workflows")
+    write_atomic(out.with_name(f".{out.name}.writable"), b"").unlink()  # better now than when the rates are served
     shape = {"prompt_tokens": arguments.prompt, "shared_tokens": arguments.shared, "output_tokens": arguments.output}
     cluster = {"profile": arguments.profile, "n_replicas": 4, "n_tenants": 64}
     setting = {**cluster, **shape, "n_workflows": arguments.workflows, "family": "S12", "revised_share": 0.5}

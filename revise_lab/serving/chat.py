@@ -77,7 +77,8 @@ class Chat:
             self.prompt_tokens = prompt_tokens(self.messages)
             self.stream = bool(body.get("stream"))
             self.include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            self.max_tokens: int | None = body.get("max_tokens") or body.get("max_completion_tokens")
+            limits = (body.get("max_tokens"), body.get("max_completion_tokens"))
+            self.max_tokens: int | None = next((limit for limit in limits if limit is not None), None)
             if self.max_tokens is not None and (type(self.max_tokens) is not int or self.max_tokens < 1):
                 raise ValueError(f"max_tokens={self.max_tokens!r} is no positive number")
             if not self.messages or body.get("n") not in (None, 1):
@@ -127,7 +128,7 @@ class Chat:
                 ignore_eos=bool(self.body.get("ignore_eos")),
                 stop=[stop] if isinstance(stop, str) else stop,
             )
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _unreadable(error) from error
         room = ctx_tokens - self.prompt_tokens
         if len(self.pieces) > room:

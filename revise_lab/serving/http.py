@@ -321,7 +321,7 @@ class ClusterServer(LoopbackServer):
 
 def _on_demand(fault: str) -> EndpointError:
     status, _, retry_after_s = fault.partition(":")
-    if status.isdigit() and 400 <= int(status) < 600:
+    if status.isdecimal() and 400 <= int(status) < 600:
         return EndpointError(f"refused on demand ({status})", status=int(status), retry_after_s=retry_after_s)
     return EndpointError(f"x-revise-fault={fault!r} - write STATUS:RETRY_AFTER, such as 429:1", status=400)
 

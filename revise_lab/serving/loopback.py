@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import socket
 import threading
 import time
@@ -51,6 +52,8 @@ class LoopbackServer(ABC):
                 "bind 127.0.0.1, or pass allow_remote=True on a network that you trust",
                 host=host,
             )
+        if not 0 <= port < 65_536:
+            raise ConfigError(f"port={port} is out of range; give 0 to 65535, 0 for a free one", port=port)
         self.host, self.port = host, port
         self._live: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
@@ -180,10 +183,12 @@ class LoopbackServer(ABC):
 
 def _page(content: Callable[[], Any]) -> Any:
     async def page(_: Request) -> Response:
-        from starlette.responses import JSONResponse, PlainTextResponse
+        from starlette.responses import PlainTextResponse, Response
 
         made = content()
-        return PlainTextResponse(made) if isinstance(made, str) else JSONResponse(made)
+        if isinstance(made, str):
+            return PlainTextResponse(made)
+        return Response(json.dumps(made), media_type="application/json")  # in ASCII: a client may send half a character
 
     return page
 

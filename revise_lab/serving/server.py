@@ -172,7 +172,7 @@ class EmbeddedServer(LoopbackServer):
         except EndpointError as error:
             return self._refuse(entry, 400, error.message, code=error.context.get("code"))
         kind, _, argument = entry.fault.partition(":")
-        if kind.isdigit():
+        if kind.isdecimal():
             headers = {"retry-after": argument} if argument else {}
             return self._refuse(entry, int(kind), f"injected {kind}", headers=headers)
         if kind == "html":

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -61,7 +63,7 @@ def place(tmp_path, monkeypatch):
     """A project of its own: configs, notebooks and results below the working folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
     monkeypatch.setenv("REVISE_LAB_CONFIGS", str(tmp_path / "configs"))
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "toy.yaml").write_text(CONFIG)
@@ -92,8 +94,18 @@ def test_list_names_what_there_is(capsys):
         (["reproduce", "toy", "--set", "grid.lod=[1.0]"], "grid.lod: no such parameter"),
         (["reproduce", "toy", "--set", "grid.load"], "override 'grid.load': write path=value"),
         (["reproduce", "toy", "--endpoint", "localhost"], "--endpoint is 'localhost', neither 'emulated' nor a URL"),
+        (["reproduce", "toy", "--endpoint", "http://me:secret@127.0.0.1/v1"], "--endpoint holds a user or password"),
         (["reproduce", "toy", "--profile", "fast"], "invalid choice: 'fast'"),
         (["reproduce", "toy", "--jobs", "0"], "must be a positive number, or -1 for one per core"),
+        (["reproduce", "toy", "--set", "grid.load.x=[1.0]"], "override grid.load.x: the value of a parameter is whole"),
+        (["reproduce", "toy", "--set", "grid=[]"], "override grid: an empty list leaves no cell"),
+        (["explore", "late_read", "--jobs", "0"], "must be a positive number, or -1 for one per core"),
+        (["explore", "late_read", "--audit", "-5"], "argument --audit: must not be negative"),
+        (["explore", "late_read", "--policy", "nope"], "no policy is named 'nope'"),
+        (["prove", "runs", "--n", "0"], "--n 0 would prove nothing"),
+        (["prove", "runs", "--seed", "-1"], "argument --seed: must not be negative"),
+        (["serving", "scan", "--runs", "1", "--out", "capacity.json"], "at least 2 --runs"),
+        (["serving", "scan", "--workflows", "29", "--out", "capacity.json"], "at least 30 --workflows"),
         (["scorecrad"], "invalid choice: 'scorecrad'"),
         ([], "required: COMMAND"),
     ],
@@ -170,7 +182,8 @@ def heed_ctrl_c():
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_finished_and_the_same_command_takes_up(place, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_was_finished_and_the_same_command_takes_up(place, monkeypatch, number):
     monkeypatch.setenv("TOY_JOURNAL", str(place / "journal"))
     monkeypatch.setenv("TOY_SLEEP_S", "2")
     command = [sys.executable, "-m", "revise_lab.lab.cli", "reproduce", "toy"]
@@ -182,7 +195,7 @@ def test_ctrl_c_keeps_what_was_finished_and_the_same_command_takes_up(place, mon
         assert time.monotonic() < give_up
         assert process.poll() is None
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert "interrupted; everything finished is kept, and the same command takes up from there" in said
@@ -235,6 +248,36 @@ def test_verify_compares_with_the_reference(capsys, place):
     assert main(["verify", str(run), str(reference)]) == 0
     assert main(["verify", str(place / "nothing")]) == 1
     assert "is no run folder" in capsys.readouterr().err
+
+
+def test_a_scan_that_could_not_be_kept_does_not_begin(capsys, place):
+    (place / "file").touch()
+    assert main(["serving", "scan", "--out", str(place / "file" / "capacity.json")]) == 1
+    said = capsys.readouterr()
+    assert "cannot write" in said.err
+    assert not said.out, "no rate was served"
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-x", b"", b'{"data": [{"id": 5', b"[" * 100_000, b'{"data": [{"id": 5}]}'])
+def test_doctor_meets_servers_that_are_none(answer):
+    from revise_lab.lab.cli import _check_endpoint
+
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % max(len(answer), 20)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            client, _ = server.accept()
+            with client:
+                client.recv(10_000)
+                client.sendall(head + answer if answer[:1] in (b"{", b"[") else answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        good, said = _check_endpoint(f"http://127.0.0.1:{server.getsockname()[1]}/v1")
+        thread.join()
+    assert good == answer.endswith(b"}")
+    assert "endpoint serves 5" in said if good else "gives no list of models" in said
+    assert "control characters" in _check_endpoint("http://a b/v1")[1]
 
 
 @pytest.mark.slow

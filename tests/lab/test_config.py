@@ -147,6 +147,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
         ("[0.5, 1, 1.5]", "[true]", 7, "grid.load[0]", "got True"),
         ("[0.5, 1, 1.5]", "0.5", 7, "grid.load", "a single one belongs under fixed"),
         ("[0.5, 1, 1.5]", "[]", 7, "grid.load", "leaves no cell"),
+        ("grid:\n  load: [0.5, 1, 1.5]\n  policy: [restart, revise]", "grid: []", 6, "grid", "leaves no cell"),
         ("nodes: 4", "nodes: 2.5", 10, "fixed.nodes", "got 2.5"),
         ("nodes: 4", "nodes: 4\n  load: 1.0", 7, "grid.load", "also under fixed.load"),
         ('"2609.00643"', "2609.00643", 4, "paper.id", "put it in quotes"),
@@ -159,6 +160,14 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
         ("budget_s: 30", "experiment: other", 18, "profiles.quick.experiment", "not changed by a profile"),
         ("title: A toy", "profile: quick", 3, "profile", "chosen when a config is loaded"),
         ("experiment: toy_lab.counting", "experiment: revise_nothing", 2, "experiment", "no experiment is called"),
+        (
+            "experiment: toy_lab.counting",
+            "experiment: .counting",
+            2,
+            "experiment",
+            "no experiment is called '.counting'",
+        ),
+        ("experiment: toy_lab.counting", "experiment: ../toy", 2, "experiment", "no experiment is called '../toy'"),
         ("experiment: toy_lab.counting\n", "", 1, "experiment", "is missing"),
         ("fixed:\n  nodes: 4", "fixed: 4", 9, "fixed", "got 4"),
         ("[0.5, 1, 1.5]\n  policy: [restart, revise]", "[1]\n  mask: [[a, 3]]", 8, "grid.mask[0][1]", "in quotes"),
@@ -179,6 +188,12 @@ def test_a_wrong_override_is_named_as_such(toy):
     assert caught.value.line is None
     with pytest.raises(ConfigError, match=r"override grid\.load\[1\]: .*got -2"):
         toy().with_(grid__load=[1.0, -2])
+    with pytest.raises(ConfigError, match=r"override grdi: no such name.*did you mean 'grid'") as caught:
+        toy(overrides={"grdi.load": [1.0]})
+    assert caught.value.line is None
+    for path in ("grid.load.x", "fixed.nodes.x"):
+        with pytest.raises(ConfigError, match=rf"override {path}: the value of a parameter is whole; set \w+\.\w+$"):
+            toy(overrides={path: 1})
     with pytest.raises(ConfigError, match="write path=value"):
         toy(overrides=["grid.load"])
     with pytest.raises(ConfigError, match="JSON-like"):

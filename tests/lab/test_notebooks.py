@@ -15,7 +15,7 @@ import nbformat
 import numpy as np
 import pytest
 
-from revise_lab.errors import ConfigError, NotebookFailed
+from revise_lab.errors import ConfigError, NotebookFailed, ResultsError
 from revise_lab.lab.notebooks import run_notebook
 from revise_lab.lab.template import check_parameters, declared, lint, parameters, plain
 
@@ -262,6 +262,12 @@ def test_copies_never_go_beside_the_notebook(tmp_path):
     for folder in (path.parent, path.parent / "out"):
         with pytest.raises(ConfigError, match="executed copies go to a results folder, not beside the notebook"):
             run_notebook(path, folder)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path):
+    (tmp_path / "runs").touch()
+    with pytest.raises(ResultsError, match=r"cannot write .*runs.* pass another results_dir"):
+        run_notebook(notebook(tmp_path / "notebooks" / "n.ipynb"), tmp_path / "runs" / "toy")
 
 
 # --- templates

@@ -356,9 +356,10 @@ def test_values_are_read_or_computed_and_never_nan(config, tmp_path):
     run.write_values([*computed, {"id": "toy.none", "value": float("nan"), "n": np.int64(3)}])
     assert run.values()[2] == {"id": "toy.none", "value": None, "n": 3}
     assert run.values()[0]["value"] == pytest.approx(computed[0]["value"], abs=0)
-    (run.path / "values.json").write_text("{")
-    with pytest.raises(ResultsError, match="run the notebook again"):
-        run.values()
+    for text in ("{", "null", "[1]", '{"id": 1}', '[{"value": 1}]'):
+        (run.path / "values.json").write_text(text)
+        with pytest.raises(ResultsError, match=r"values\.json cannot be read: .*run the notebook again"):
+            run.values()
 
 
 # --- two runs --------------------------------------------------------------------------------------------------------

@@ -245,7 +245,7 @@ def test_reference_fills_in(results):
 
 def test_torn_values_are_named(results):
     leave_run(results, "quick-bbbbbbbb", [{"value": 3}])
-    with pytest.raises(ResultsError, match=r"values of .*quick-bbbbbbbb.* cannot be read"):
+    with pytest.raises(ResultsError, match=r"quick-bbbbbbbb.values\.json cannot be read: .*run the notebook again"):
         scorecard(results)
 
 

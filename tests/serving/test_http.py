@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import openai
@@ -139,9 +140,23 @@ BAD = [
     ({"messages": [{"role": "user", "content": "word " * 41_000}]}, "exceeds the available context size"),
     ({"max_tokens": 10**12, "extra_body": {"ignore_eos": True}}, "exceeds the available context size"),
     ({"max_tokens": -1}, "not a chat request"),
+    ({"max_tokens": 0}, "not a chat request"),
+    ({"max_tokens": None, "max_completion_tokens": 0}, "not a chat request"),
     ({"n": 2}, "n must be 1"),
     ({"messages": []}, "not a chat request"),
     ({"extra_headers": {"x-revise-fault": "cut:3"}}, "STATUS:RETRY_AFTER"),
+    *(
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+            "not a chat request",
+        )
+        for schema in (
+            {"type": "integer", "minimum": 5, "maximum": 4},
+            {"type": "number", "minimum": 10**400},
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+            {"type": []},
+        )
+    ),
 ]
 
 
@@ -165,6 +180,24 @@ def test_refusals_on_demand_name_when_to_come_back():
             assert caught.value.response.headers["retry-after"] == "7"
         assert [(e.code, e.status) for e in server.log] == [(429, "rejected"), (503, "rejected")]
         assert "revise_lab:rejected_total 2\n" in page(server, "/metrics")
+
+
+def test_half_a_character_leaves_the_log_readable():
+    with ClusterServer(H100, time_scale=0.01) as server:
+        post(server, {"messages": MESSAGES, "max_tokens": 1, "user": "half: \ud83d"}).close()
+        until(lambda: server.log)
+        assert json.loads(page(server, "/log"))[0]["tenant"] == "half: \ud83d"
+
+
+def test_a_digit_that_is_no_number_is_no_status():
+    with ClusterServer(H100) as server:
+        body = json.dumps({"messages": MESSAGES}).encode()
+        asked = urllib.request.Request(f"{server.url}/chat/completions", body, {"x-revise-fault": "\xb2\xb2\xb2"})
+        with pytest.raises(urllib.error.HTTPError) as caught, urllib.request.urlopen(asked):
+            pass
+        with caught.value as refused:
+            assert refused.code == 400
+        assert [e.status for e in server.log] == ["rejected"]
 
 
 def test_shares_of_refusals_repeat_with_the_seed():
@@ -210,6 +243,7 @@ def test_pages_and_the_log_file_say_how_it_stands(tmp_path):
     [
         ({"host": "0.0.0.0"}, "not loopback"),
         ({"n_replicas": 0}, "n_replicas=0"),
+        ({"port": 70_000}, "port=70000 is out of range"),
         ({"time_scale": 0}, "time_scale=0"),
         ({"fail": {200: 0.5}}, "statuses of errors"),
         ({"fail": {429: 0.7, 503: 0.7}}, "sum to at most 1"),

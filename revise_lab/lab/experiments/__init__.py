@@ -128,7 +128,7 @@ def _registered() -> dict[str, str]:
 
 
 def _import(name: str) -> ModuleType:
-    path = _registered().get(name) or (name if "." in name else f"{__name__}.{name}")
+    path = _registered().get(name) or (name if "." in name and name[0] != "." else f"{__name__}.{name}")
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:
