@@ -174,7 +174,7 @@ def test_a_decision_names_lanes(decision, taken):
     assert equal(lanes(decision), freeze(dict.fromkeys(taken, True)))
 
 
-@pytest.mark.parametrize("decision", [["a", 1], [None], [["a"]]])
+@pytest.mark.parametrize("decision", [["a", 1], [None], [["a"]], 5, True])
 def test_a_decision_that_names_no_lane_is_refused(decision):
     with pytest.raises(WorkflowError, match="return the name of a lane"):
         lanes(decision)
@@ -229,3 +229,11 @@ def test_names_do_not_depend_on_the_order(entries, data):
     assert equal(keyed(entries), keyed(data.draw(st.permutations(entries))))
     assert isinstance(keyed(entries), Obj)
     assert not isinstance(keyed(entries), Arr)
+
+
+@pytest.mark.parametrize(
+    "options", [{"retries": "3"}, {"retries": -1}, {"timeout_s": "1"}, {"timeout_s": float("nan")}]
+)
+def test_retries_and_timeouts_are_numbers(options):
+    with pytest.raises(WorkflowError, match="write a number, from 0 on"):
+        Workflow("odd").node(name="n", **options)(lambda state: {})
