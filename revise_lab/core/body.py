@@ -142,10 +142,8 @@ class Context:
         """
         kind = Reversibility(effect.reversibility)
         if type(effect.slot) is not str or not isinstance(effect.premises, Mapping):
-            raise WorkflowError(
-                f"node {self._name!r} stages slot {effect.slot!r} with premises {effect.premises!r} - a slot is a text, and"
-                " premises are a mapping of resources to their tokens"
-            )
+            found = f"slot {effect.slot!r} with premises {effect.premises!r}"
+            raise WorkflowError(f"node {self._name!r} stages {found} - a slot is a text, and premises are a mapping")
         if any(each.slot == effect.slot for each in self.effects):
             raise WorkflowError(
                 f"node {self._name!r} stages two effects in slot {effect.slot!r} - name the slots apart"

@@ -313,6 +313,10 @@ class Workflow:
         self._require(source, f"node {node.name!r}: when=")
         if self._nodes[source].branch is None:
             raise WorkflowError(f"node {node.name!r}: when= names {source!r}, which decides no lane - add a branch")
+        if self._nodes[source].membership:
+            raise WorkflowError(
+                f"node {node.name!r}: when= names the member {source!r}, of which there may be many - decide in their join"
+            )
         parents = node.parents if source in node.parents else (*node.parents, source)
         return replace(node, when=(source, lane), parents=parents)
 

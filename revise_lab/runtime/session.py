@@ -187,6 +187,11 @@ class Session:
             if not journal.length:
                 raise JournalError(f"{journal.path} holds no run, and nothing has left that it could know of - start()")
             machine = replay(self.graph, journal.events(), self.policy)
+            if len(machine.journal) < journal.length:
+                raise JournalError(
+                    f"{journal.path} has {journal.length} entries, and this workflow makes {len(machine.journal)} of them"
+                    " - resume it with the workflow that wrote it"
+                )
         except ReviseLabError:
             journal.close()
             raise

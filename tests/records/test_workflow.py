@@ -237,3 +237,14 @@ def test_names_do_not_depend_on_the_order(entries, data):
 def test_retries_and_timeouts_are_numbers(options):
     with pytest.raises(WorkflowError, match="write a number, from 0 on"):
         Workflow("odd").node(name="n", **options)(lambda state: {})
+
+
+def test_a_member_decides_for_nobody_else():
+    """The machine looked for one node of the member's name: KeyError."""
+    flow = Workflow("many")
+    flow.node(name="spawn")(lambda state: {"items": ["a"]})
+    flow.member(of="spawn", items="items", name="one")(lambda state, ctx: {})
+    flow.branch(of="one")(lambda state: "x")
+    flow.node(name="then", after="one", when="x")(lambda state: {})
+    with pytest.raises(WorkflowError, match=r"'then': when= names the member 'one'.*join"):
+        flow.graph()

@@ -1032,3 +1032,35 @@ def test_a_run_that_was_stopped_takes_no_revision():
 
     live(main())
     assert trip.said == [("publish", "Porto")]
+
+
+def test_a_journal_of_more_than_the_workflow_makes_is_not_gone_on_with(tmp_path):
+    """Its receipt was read by a node that is gone: what came next was written over the gap, and nothing could read it."""
+    bank, hold = MemoryTarget("bank"), asyncio.Event()
+
+    def session(after):
+        flow = Workflow("trip")
+
+        @flow.node()
+        async def book(state, ctx):
+            ctx.stage(Effect("ticket", {"to": "Porto"}, "R", "bank"))
+
+        @flow.node()
+        async def rest(state, ctx):
+            await hold.wait()
+
+        flow.node(name="mail", after=after)(lambda state: {})
+        return Session(flow, {}, endpoint=None, targets={"bank": bank}, journal=tmp_path / "j")
+
+    async def main():
+        run = session(("book/ticket", "rest")).start()
+        await until(run, S.CONFIRMED)
+        await asyncio.sleep(0.01)
+        run._main.cancel()
+        await asyncio.wait([run._main])
+        hold.set()
+        with pytest.raises(ReviseLabError, match="resume it with the workflow that wrote it"):
+            session("rest").resume()
+        return await checked(session(("book/ticket", "rest")).resume())
+
+    assert live(main()).effects == {"book": {"ticket": {"to": "Porto"}}}

@@ -121,6 +121,7 @@ def test_every_operation_and_the_path_as_tuple(virtually):
         run.revise("in.list[1]", op="remove")
         run.revise("in.gone", op="delete")
         run.revise(("in", "a.b"), {"deep": True})
+        run.revise(Revision("word", (Change("in", "set", ("away",), 1), Change("in", "delete", ("away",)))))
         run.revise(Revision("two", (Change("in", Op.SET, ("x",), 1), Change("in", Op.SET, ("y",), 2))))
         return await run.result()
 
@@ -138,8 +139,13 @@ REFUSED = [
     ((Revision("empty", ()),), {}, RevisionRefused, r"holds no change"),
     (("request.city",), {}, RevisionRefused, r"set request\.city lacks a value"),
     (("request", 1), {"id": 7}, RevisionRefused, r"id of revision 7 is no text - write '7'"),
-    ((Revision("text", (Change("request", "delete", ("city",)),)),), {}, RevisionRefused, r"a member of Op"),
-    ((Revision("list", (Change("request", Op.SET, ["city"], 1),)),), {}, RevisionRefused, r"a tuple as its path"),
+    (
+        (Revision("text", (Change("request", "delte", ("city",)),)),),
+        {},
+        RevisionRefused,
+        r"its op is one of set, delete",
+    ),
+    ((Revision("list", (Change("request", Op.SET, ["city"], 1),)),), {}, RevisionRefused, r"its path a tuple"),
 ]
 
 
