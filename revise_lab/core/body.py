@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from inspect import isawaitable, signature
 from typing import Any, NamedTuple
@@ -140,6 +141,9 @@ class Context:
             The attempt has staged another effect in this slot.
         """
         kind = Reversibility(effect.reversibility)
+        if type(effect.slot) is not str or not isinstance(effect.premises, Mapping):
+            found = f"slot {effect.slot!r} with premises {effect.premises!r}"
+            raise WorkflowError(f"node {self._name!r} stages {found} - a slot is a text, and premises are a mapping")
         if any(each.slot == effect.slot for each in self.effects):
             raise WorkflowError(
                 f"node {self._name!r} stages two effects in slot {effect.slot!r} - name the slots apart"
@@ -234,8 +238,9 @@ class Execution:
     def failed(self, error: BaseException) -> Fail:
         """Return the event of a body that ended with an exception; an error may say that trying again is vain."""
         reads, coverage = self._new_reads()
-        text = f"{type(error).__name__}: {error}"
-        retryable = bool(getattr(error, "retryable", True))
+        text, retryable = type(error).__name__, True
+        with suppress(Exception):  # an error may have no text either
+            text, retryable = f"{text}: {error}", bool(getattr(error, "retryable", True))
         return Fail(self.order.attempt, text, retryable, reads, coverage, tuple(self.context.calls))
 
     async def _body(self) -> Value:
@@ -243,6 +248,11 @@ class Execution:
         if self.node.body is not None:
             result = _call(self.node.body, self.state, self.context)
             if isawaitable(result):
+                if self.node.is_sync:
+                    raise WorkflowError(
+                        f"the body of node {self.node.name!r} is a plain function, which runs in a thread, and returned"
+                        " something to await - declare it with async def"
+                    )
                 result = await result
         return self.complete(result)
 

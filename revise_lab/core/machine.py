@@ -60,7 +60,7 @@ class Machine(Revising):
 
     def __init__(self, graph: Graph, inputs: Mapping[str, Any], policy: Policy, *, validate: bool = False) -> None:
         frozen = {name: freeze(value) for name, value in inputs.items()}
-        if clash := frozen.keys() & (graph.nodes.keys() | graph.confirmations):
+        if clash := {name for name in frozen if name.partition("[")[0] in graph.nodes or name in graph.confirmations}:
             raise ReviseLabError(f"{', '.join(sorted(clash))} names an input and a node - rename one of them")
         self.graph = graph
         self.policy = policy

@@ -14,7 +14,7 @@ from revise_lab.errors import OverrideConflict, PathError, ReviseLabError, Revis
 from revise_lab.records import event as ev
 from revise_lab.records.revision import Change, Op, Revision, delta_of, patch
 from revise_lab.records.selector import Delta, Path, delta_between, format_path
-from revise_lab.records.value import ABSENT, Value, equal, freeze, make
+from revise_lab.records.value import ABSENT, Obj, Value, equal, freeze, make, walk
 
 from .effects import Effecting
 from .plan import Action, Policy, RecoveryPlan, View, assemble
@@ -23,6 +23,7 @@ from .table import Attempt, NodeRun
 
 # bound once: looking a member up on its class costs 0.07 us in Python 3.11, more than the decisions made with it
 _OVERRIDE, _WITHDRAW = Op.OVERRIDE, Op.WITHDRAW
+_OPS, _VALUED = frozenset(Op), frozenset({Op.SET, Op.APPEND, Op.INSERT, Op.OVERRIDE})
 _CANCEL, _RECOMPUTE = str(Action.CANCEL), str(Action.RECOMPUTE)
 
 
@@ -145,6 +146,13 @@ class Revising(Effecting):
             if len(others) == len(pinned):
                 raise PathError(f"revision {revision.id!r}: nothing overrides {format_path(name, change.path)}")
             return others
+        for place in self.graph.deciding(name):
+            n_keys = len(change.path)
+            if change.path == place[:n_keys] and type(walk(freeze(change.value), place[n_keys:])) is not Obj:
+                raise RevisionRefused(
+                    f"revision {revision.id!r}: {format_path(name, place)} says who runs, by lane or by member key - pin a"
+                    " mapping there, like {'lane': True} or {'key': entry}"
+                )
         value = self.values.get(name, ABSENT)
         if value is not ABSENT:
             patch(value, change)
@@ -274,11 +282,19 @@ class Revising(Effecting):
 
 
 def _frozen(revision: Revision) -> Revision:
-    """Return a revision whose values are canonical."""
+    """Return a revision whose values are canonical, or say what in it is no revision."""
+    if type(revision.id) is not str:
+        raise RevisionRefused(f"the id of revision {revision.id!r} is no text - write {str(revision.id)!r}")
     changes = []
     for change in revision.changes:
+        if change.op not in _OPS or type(change.path) is not tuple:
+            raise RevisionRefused(
+                f"revision {revision.id!r}: {change} is no change - its op is one of {', '.join(Op)}, its path a tuple"
+            )
         value = freeze(change.value)
-        changes.append(change if value is change.value else change._replace(value=value))
+        if value is ABSENT and change.op in _VALUED:
+            raise RevisionRefused(f"revision {revision.id!r}: {change} lacks a value - give it one, or use op='delete'")
+        changes.append(make(Change, (change.artifact, Op(change.op), change.path, value, change.base)))
     return Revision(revision.id, tuple(changes))
 
 

@@ -70,6 +70,8 @@ class Arr(tuple[Value, ...]):
         return (freeze, (list(self),))
 
 
+_DEPTH: Final = 200
+"""Levels of a value: everything that walks one must still do so on whatever stack it is called from."""
 _INT_BITS: Final = 14_280
 """Python turns no longer integers into text unless told to, and a digest needs the text."""
 
@@ -114,6 +116,8 @@ def _freeze(value: object, path: tuple[str | int, ...]) -> Value:
     whole = getattr(kind, "__revise_value__", None)
     if whole is not None:
         return whole(value)
+    if len(path) >= _DEPTH:
+        raise RecursionError
     if isinstance(value, Mapping):
         items = dict(value)
         for key in items:

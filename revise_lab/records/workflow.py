@@ -66,7 +66,7 @@ class Node:
     @property
     def is_sync(self) -> bool:
         """Whether the body is a plain function, which cannot be stopped once it runs."""
-        return self.body is not None and not iscoroutinefunction(self.body)
+        return self.body is not None and not any(map(iscoroutinefunction, (self.body, type(self.body).__call__)))
 
     @property
     def source(self) -> str | None:
@@ -104,6 +104,13 @@ class Graph:
                 seen.add(parent)
                 stack.extend(self.nodes[parent].parents)
         return tuple(sorted(seen, key=self.position.__getitem__))
+
+    def deciding(self, name: str) -> tuple[Path, ...]:
+        """Return the places in a node's output that say who else runs: its lanes, and the entries that it spawns."""
+        node = self.nodes.get(name)
+        lanes_at: tuple[Path, ...] = ((LANE,),) if node and node.branch else ()
+        spawned = (each.membership for each in self.nodes.values() if each.membership)
+        return (*lanes_at, *(each.path for each in spawned if each.spawner == name))
 
     def edges(self) -> tuple[tuple[str, str], ...]:
         """Return (parent, child) pairs, in topological order of the child."""
@@ -255,6 +262,9 @@ class Workflow:
             raise WorkflowError(f"node name {node.name!r} holds a character of paths (. [ ] # /) - choose another")
         if node.needs not in ("any", "all"):
             raise WorkflowError(f"node {node.name!r} has needs={node.needs!r} - write 'any' or 'all'")
+        for what, number in (("retries", node.retries), ("timeout_s", node.timeout_s)):
+            if number is not None and not (isinstance(number, int | float) and number >= 0):
+                raise WorkflowError(f"node {node.name!r} has {what}={number!r} - write a number, from 0 on")
         if extra := node.unknown - {"reads", "edges", "writes"}:
             raise WorkflowError(f"node {node.name!r}: unknown={sorted(extra)} - write reads, edges or writes")
         if node.kind is Kind.ROUTER and node.branch is None:
@@ -303,6 +313,10 @@ class Workflow:
         self._require(source, f"node {node.name!r}: when=")
         if self._nodes[source].branch is None:
             raise WorkflowError(f"node {node.name!r}: when= names {source!r}, which decides no lane - add a branch")
+        if self._nodes[source].membership:
+            raise WorkflowError(
+                f"node {node.name!r}: when= names the member {source!r}, of which there may be many - decide in their join"
+            )
         parents = node.parents if source in node.parents else (*node.parents, source)
         return replace(node, when=(source, lane), parents=parents)
 
@@ -342,7 +356,7 @@ def lanes(decision: object) -> Value:
     """Return the canonical form of a decision: an object with one entry for each lane taken."""
     if decision is None:
         return freeze({})
-    taken = [decision] if isinstance(decision, str) else list(decision)  # type: ignore[call-overload]
+    taken = [decision] if isinstance(decision, str) or not isinstance(decision, Iterable) else list(decision)
     if not all(isinstance(lane, str) for lane in taken):
         raise WorkflowError(f"a branch returned {decision!r} - return the name of a lane, a list of names, or None")
     return freeze(dict.fromkeys(taken, True))

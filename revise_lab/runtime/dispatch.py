@@ -23,6 +23,12 @@ INSIDE: ContextVar[tuple[str, ...]] = ContextVar("inside", default=())
 """The runs whose node bodies, or questions whether an effect may leave, the current task is executing."""
 
 
+def is_stopped() -> bool:
+    """Say whether the current task was cancelled itself, and not only something that it awaited."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 class Dispatcher:
     """The calls to targets of one run.
 
@@ -84,8 +90,13 @@ class Dispatcher:
     async def _ask(self, order: ev.Ask) -> None:
         assert self._authorise is not None
         INSIDE.set((*INSIDE.get(), self._run_id))
-        granted = self._authorise(order.intent, order.effect)
-        granted = await granted if isawaitable(granted) else granted
+        try:
+            granted = self._authorise(order.intent, order.effect)
+            granted = await granted if isawaitable(granted) else granted
+        except asyncio.CancelledError as error:
+            if is_stopped():
+                raise
+            raise ReviseLabError(f"whether {order.intent.key} may leave was asked, and the answer cancelled") from error
         if self._still_asked(order):
             intent, payload = order.intent, order.effect.payload
             self._send(ev.Authorise(intent.node, intent.slot, payload, bool(granted), "" if granted else "denied"))
@@ -117,17 +128,17 @@ def _call(target: Target, order: ev.Act) -> ev.Answered:
             target.compensate(key)
             return ev.Answered(order.intent, Answer.UNDONE)
         found = target.find(key, close=True)
+        if found is None:
+            return ev.Answered(order.intent, Answer.ABSENT)
+        undone = found.state is EffectState.COMPENSATED
+        return ev.Answered(order.intent, Answer.UNDONE if undone else Answer.LANDED, _value(found))
     except PremiseChanged as error:
         return ev.Answered(order.intent, Answer.REFUSED, None, str(error))
     except TargetError as error:
         sure = order.what != "find"
         return ev.Answered(order.intent, Answer.STUCK if sure else Answer.UNSURE, None, str(error))
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:  # nobody can cancel a thread: what was, is the target's own
         return ev.Answered(order.intent, Answer.UNSURE, None, f"{type(error).__name__}: {error}")
-    if found is None:
-        return ev.Answered(order.intent, Answer.ABSENT)
-    undone = found.state is EffectState.COMPENSATED
-    return ev.Answered(order.intent, Answer.UNDONE if undone else Answer.LANDED, _value(found))
 
 
 def _value(receipt: Receipt) -> Value:

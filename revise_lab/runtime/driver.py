@@ -22,7 +22,7 @@ from revise_lab.errors import ReviseLabError
 from revise_lab.records import event as ev
 from revise_lab.records.value import Value, thaw
 
-from .dispatch import INSIDE, Authorise, Dispatcher
+from .dispatch import INSIDE, Authorise, Dispatcher, is_stopped
 from .journal import Journal
 from .reply import Model, ModelRequest
 from .target import Target
@@ -109,6 +109,8 @@ class Driver:
         self.spans: dict[str, AttemptSpan] = {}
         self.held = 0
         """Revisions that have been handed in and not yet delivered; the run is not sealed before them."""
+        self.pumps = True
+        """Whether anything may start or leave: not before the run is connected, and not once it has ended."""
         self.crash: BaseException | None = None
         """An error of the driver itself, which ends the run."""
         self._n_slots = n_slots
@@ -133,6 +135,8 @@ class Driver:
 
     def pump(self) -> None:
         """Start ready nodes while slots are free; seal the run when everything is settled."""
+        if not self.pumps:
+            return
         while (names := self.machine.ready()) and (self._n_slots is None or len(self._tasks) < self._n_slots):
             self._handle(ev.Start(names[0]))
         while slots := self.machine.undoable():
@@ -143,8 +147,15 @@ class Driver:
             self._handle(ev.Close())
             self.pump()
 
+    def detach(self) -> None:
+        """Close the journal of a run that has ended; what it is told from now on, it answers and does not keep."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
     async def aclose(self) -> None:
         """Cancel what still runs and wait for it, fenced threads included."""
+        self.pumps = False
         tasks = [*(each.task for each in self._tasks.values() if each.task), *self.dispatcher.tasks]
         for task in tasks:
             task.cancel()
@@ -178,7 +189,16 @@ class Driver:
         running.span = self.spans[order.attempt] = AttemptSpan(order.node, order.attempt, self._now_s())
         self._tasks[order.attempt] = running
         running.task = asyncio.get_running_loop().create_task(self._attempt(order.attempt, running), name=order.attempt)
-        running.task.add_done_callback(self._note_crash)
+        running.task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """Give back the slot of an attempt that was stopped before its first step, of which its own code never heard."""
+        running = self._tasks.pop(attempt := task.get_name(), None)
+        if running is not None and running.orphaned:
+            running.span.end_s = self._now_s()
+            if attempt in self.machine.attempts:
+                self.send(ev.Stopped(attempt))
+        self._note_crash(task)
 
     def _note_crash(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
@@ -210,10 +230,13 @@ class Driver:
         event: ev.Event
         try:
             event = await self._bounded(running.execution)
-        except asyncio.CancelledError:
-            if not running.orphaned:
+        except asyncio.CancelledError as error:
+            if running.orphaned:
+                event = ev.Stopped(attempt)
+            elif is_stopped():
                 raise
-            event = ev.Stopped(attempt)
+            else:  # something that the body awaited was cancelled: that is how the body ended
+                event = running.execution.failed(error)
         finally:
             running.span.end_s = self._now_s()
             self._tasks.pop(attempt, None)

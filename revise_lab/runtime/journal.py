@@ -61,7 +61,10 @@ class Journal:
     ) -> None:
         self.path = Path(path)
         self._redact = redact
-        self._file = JournalFile(self.path, connect or _connect)
+        try:
+            self._file = JournalFile(self.path, connect or _connect)
+        except (OSError, ValueError) as error:
+            raise JournalError(f"{str(self.path)!r} cannot hold a journal ({error}) - name another file") from error
 
     def __enter__(self) -> Journal:
         return self

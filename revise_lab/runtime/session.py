@@ -129,6 +129,8 @@ class Session:
             how = how._replace(switches=replace(how.switches, approval="on"))
         elif how.switches.approval == "on":
             raise RefusedCombination("approval='on' and nobody to ask - pass authorise=, a callable")
+        if n_slots is not None and n_slots < 1:
+            raise RefusedCombination(f"n_slots={n_slots} and nothing could ever start - give at least 1, or None")
         self.policy = how
         self.endpoint = endpoint
         self.n_slots = n_slots
@@ -185,6 +187,11 @@ class Session:
             if not journal.length:
                 raise JournalError(f"{journal.path} holds no run, and nothing has left that it could know of - start()")
             machine = replay(self.graph, journal.events(), self.policy)
+            if len(machine.journal) < journal.length:
+                raise JournalError(
+                    f"{journal.path} has {journal.length} entries, and this workflow makes {len(machine.journal)} of them"
+                    " - resume it with the workflow that wrote it"
+                )
         except ReviseLabError:
             journal.close()
             raise
@@ -271,8 +278,10 @@ class Run:
             on_change=self._notify,
             outside=session.outside._replace(journal=journal),
         )
+        self._driver.pumps = False  # a revision may come before the endpoint is there
         self._resumed, self._file = resumed, journal
         self._main = loop.create_task(self._live(), name=self.id)
+        self._main.add_done_callback(lambda _: self._driver.detach())  # even if nothing ever began
         self._main.add_done_callback(lambda _: self._notify())
 
     async def _live(self) -> None:
@@ -281,7 +290,7 @@ class Run:
 
         async with AsyncExitStack() as stack:
             if self._file is not None:
-                stack.callback(self._file.close)
+                stack.callback(self._driver.detach)
             endpoint = self.session.endpoint
             if isinstance(endpoint, str):
                 self.model = await stack.enter_async_context(connect(endpoint))
@@ -289,6 +298,7 @@ class Run:
                 self.model = endpoint
             self._driver.model = self.model
             stack.push_async_callback(self._driver.aclose)
+            self._driver.pumps = True
             if self._resumed and (self.machine.state in ("open", "closing") or self.machine.effects_move):
                 self._driver.send(ev.Recover())
             self._driver.pump()
@@ -350,7 +360,8 @@ class Run:
             if op not in list(Op):
                 raise RevisionRefused(f"{op!r} is no operation - use one of {', '.join(Op)}")
             revision = Revision(id or self._fresh_id(), (Change(artifact, Op(op), inner, value, base),))
-        loop = asyncio.get_running_loop()
+        self._check_loop()
+        loop = self._main.get_loop()
         answer: asyncio.Future[RecoveryPlan | None] = loop.create_future()
         self._driver.held += 1
         self._pending.append((revision, answer))
@@ -359,6 +370,18 @@ class Run:
         elif not self.session.coalesce_s:
             loop.call_soon(self._deliver)
         return Acceptance(self, revision, answer)
+
+    def _check_loop(self) -> None:
+        """Refuse to be called from another thread: a run is changed in one piece, on its own event loop."""
+        try:
+            here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is not self._main.get_loop():
+            raise ReviseLabError(
+                f"run {self.id} is changed on its own event loop only - from a thread, hand the call to it with"
+                " loop.call_soon_threadsafe"
+            )
 
     def _fresh_id(self) -> str:
         return next(name for n in self._numbers if (name := f"r{n}") not in self.machine.revisions)
@@ -374,11 +397,16 @@ class Run:
             revisions = tuple(revision for revision, _ in group)
             event = ev.ReviseTogether(revisions) if self.session.coalesce_s else ev.Revise(*revisions)
             try:
+                if self.ended and self.machine.state in ("open", "closing"):
+                    raise errors.WorkflowClosed(
+                        f"run {self.id} ended in an error or was stopped - resume it, or start again"
+                    )
                 facts = self._driver.send(event)
             except Exception as error:  # the journal cannot be written: the run ends, and whoever waits is told
                 self._driver.fail(error)
                 for _, answer in group:
                     answer.set_exception(error)
+                    answer.exception()
                 continue
             for revision, answer in group:
                 self._answer(revision, answer, facts)
@@ -400,6 +428,7 @@ class Run:
     def cancel(self) -> None:
         """Cancel the run: nothing starts or leaves any more, and a late success changes nothing; what is out stays."""
         if self.machine.state in ("open", "closing"):
+            self._check_loop()
             self._driver.send(ev.Cancel())
 
     def resolve(self, node: str, slot: str, answer: str, receipt: Any = None) -> None:
@@ -422,6 +451,7 @@ class Run:
         live = self.machine.outboxes[node][slot].live
         if live is None or live.state is not EffectState.BLOCKED:
             raise ReviseLabError(f"effect {node}/{slot} has not left - revise what its node reads, or cancel the run")
+        self._check_loop()
         self._driver.send(ev.Answered(intent, Said(answer), freeze(receipt), "a person says so"))
 
     def reopen(self) -> Run:
@@ -437,7 +467,7 @@ class Run:
         session = self.session
         machine = replay(session.graph, self.machine.journal, session.policy)
         machine.handle(ev.Reopen())
-        file = Journal(session.journal, redact=session.redact) if session.journal else None
+        file = Journal(self._file.path, redact=session.redact) if self._file else None
         return Run(session, machine, file)
 
     # --- waiting ---------------------------------------------------------------------------------------------------

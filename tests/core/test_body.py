@@ -247,6 +247,17 @@ def test_effects_are_held_back_and_inert_ones_forgotten():
     ]
 
 
+@pytest.mark.parametrize("effect", [Effect(1, {}), Effect(None, {}), Effect("mail", {}, premises=["row"])])
+def test_an_effect_that_no_target_could_take_is_a_failure_of_its_node(effect):
+    """Slots 1 and "1" had one key, and premises that were no mapping were sent again for ever."""
+
+    async def body(state, ctx):
+        ctx.stage(effect)
+
+    event, _, _ = executed(flow_of(body), "n")
+    assert "a slot is a text, and premises are a mapping" in event.error
+
+
 def test_a_reply_is_text_and_json_if_it_is():
     assert Reply('{"a": [1]}').json == {"a": [1]}
     with pytest.raises(WorkflowError, match=r"the model's reply is not JSON \(.*\): 'Sure, here"):

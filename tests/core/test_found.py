@@ -99,3 +99,26 @@ def test_a_deferred_override_is_checked_against_its_base_once(play):
     game("start A; read A in.f; finish A")
     game.machine_takes(ev.Revise(Revision("r2", (Change("in", Op.SET, ("g",), 1),))))
     assert type(game.told[0]) is ev.Deferred
+
+
+@pytest.mark.parametrize(
+    ("graph", "place", "value"),
+    [
+        ("A; X < A ? A.x", ("lane",), "x"),
+        ("A; X < A ? A.x", (), {"o": 1}),
+        ("A; m * A.items", ("items",), ["a"]),
+        ("A; m * A.items", (), {"items": "a"}),
+    ],
+)
+def test_an_override_of_who_runs_that_names_nobody_is_refused(play, graph, place, value):
+    """A lane or a list is what a body returns; pinned in an output as it is it switched everybody off, in silence."""
+    game = play(graph, {"in": {}})("start A")
+    game.machine_takes(ev.Revise(Revision("r1", (Change("A", Op.OVERRIDE, place, value),))))
+    assert [(type(each).__name__, each.error) for each in game.told] == [("Refused", "RevisionRefused")]
+    assert "says who runs" in game.told[0].message
+
+
+def test_an_input_cannot_be_named_like_a_member(play):
+    """The member's output took the place of the input."""
+    with pytest.raises(ReviseLabError, match=r"m\[a\] names an input and a node"):
+        play("A; m * A.items", {"m[a]": 1})

@@ -226,3 +226,13 @@ def test_equality_sees_every_place(data):
         spot = plain if len(path) == 1 else plain[path[0]]
         spot[path[-1]] = "another value"
         assert not equal(freeze(plain), value)
+
+
+@pytest.mark.parametrize("deep", [lambda value: {"k": value}, lambda value: [value]])
+def test_what_is_frozen_is_shallow_enough_for_everything_that_walks_it(deep):
+    value = 1
+    for _ in range(200):
+        value = deep(value)
+    assert equal(freeze(value), freeze(thaw(freeze(value))))
+    with pytest.raises(ValueNotCanonical, match="nested too deeply"):
+        freeze(deep(value))

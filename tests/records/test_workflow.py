@@ -174,7 +174,7 @@ def test_a_decision_names_lanes(decision, taken):
     assert equal(lanes(decision), freeze(dict.fromkeys(taken, True)))
 
 
-@pytest.mark.parametrize("decision", [["a", 1], [None], [["a"]]])
+@pytest.mark.parametrize("decision", [["a", 1], [None], [["a"]], 5, True])
 def test_a_decision_that_names_no_lane_is_refused(decision):
     with pytest.raises(WorkflowError, match="return the name of a lane"):
         lanes(decision)
@@ -229,3 +229,22 @@ def test_names_do_not_depend_on_the_order(entries, data):
     assert equal(keyed(entries), keyed(data.draw(st.permutations(entries))))
     assert isinstance(keyed(entries), Obj)
     assert not isinstance(keyed(entries), Arr)
+
+
+@pytest.mark.parametrize(
+    "options", [{"retries": "3"}, {"retries": -1}, {"timeout_s": "1"}, {"timeout_s": float("nan")}]
+)
+def test_retries_and_timeouts_are_numbers(options):
+    with pytest.raises(WorkflowError, match="write a number, from 0 on"):
+        Workflow("odd").node(name="n", **options)(lambda state: {})
+
+
+def test_a_member_decides_for_nobody_else():
+    """The machine looked for one node of the member's name: KeyError."""
+    flow = Workflow("many")
+    flow.node(name="spawn")(lambda state: {"items": ["a"]})
+    flow.member(of="spawn", items="items", name="one")(lambda state, ctx: {})
+    flow.branch(of="one")(lambda state: "x")
+    flow.node(name="then", after="one", when="x")(lambda state: {})
+    with pytest.raises(WorkflowError, match=r"'then': when= names the member 'one'.*join"):
+        flow.graph()

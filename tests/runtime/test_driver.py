@@ -153,3 +153,30 @@ def test_what_runs_when_is_on_the_spans(virtually):
     for mine, other in zip(ours, theirs, strict=True):
         assert other[1:3] == pytest.approx(mine[1:3])
     assert [span.attempt for span in spans if span.start_s >= 4.5] == ["costs@2", "join@2", "report@2"]
+
+
+@pytest.mark.parametrize("chosen", list(POLICIES.values()), ids=list(POLICIES))
+@pytest.mark.parametrize("n_slots", [1, 2])
+def test_an_attempt_that_is_stopped_before_its_first_step_gives_its_slot_back(virtually, chosen, n_slots):
+    """It was cancelled before its own code ran, so that nobody gave back the slot, and the run waited for ever."""
+    flow = Workflow("short")
+
+    @flow.node()
+    async def first(state, ctx):
+        return {"n": state["in"]["n"]}
+
+    @flow.node(after="first", unknown=("reads",))
+    async def second(state, ctx):
+        return {"n": state["first"]["n"]}
+
+    async def main():
+        run = Session(flow, {"in": {"n": 0}}, chosen, endpoint=None, n_slots=n_slots).start()
+        for n in range(1, 7):  # at every instant of the run, each in one turn of the loop with the start of an attempt
+            run.revise("in.n", n)
+            await asyncio.sleep(0)
+        result = await asyncio.wait_for(run.result(), 10)
+        assert (run.audit(), (await run.check_oracle())[1]) == ([], [])
+        assert not any(attempt.state == "cancelled" for attempt in run.machine.attempts.values())
+        return result.outputs["second"]
+
+    assert virtually(main()) == {"n": 6}

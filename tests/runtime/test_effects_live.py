@@ -16,7 +16,8 @@ from revise_lab.core.machine import Machine
 from revise_lab.errors import ReentrantRevision, ReviseLabError, RunBlocked, RunCancelled, RunFailed, WorkflowClosed
 from revise_lab.records import event as ev
 from revise_lab.records.effect import Answer, EffectState
-from revise_lab.runtime.target import Fault, MemoryTarget
+from revise_lab.runtime.journal import Journal
+from revise_lab.runtime.target import Fault, MemoryTarget, Receipt
 
 S = EffectState
 REQUEST = {"request": {"city": "Porto", "days": 2}}
@@ -267,6 +268,54 @@ def test_an_error_of_the_one_who_is_asked_ends_the_run_and_is_not_a_yes():
 
     live(main())
     assert trip.bank.happened == []
+
+
+def test_an_answer_that_was_cancelled_ends_the_run_and_is_not_a_yes():
+    def cancelled(intent, effect):
+        raise asyncio.CancelledError
+
+    trip = Trip(authorise=cancelled)
+
+    async def main():
+        await fails(trip.session.start(), ReviseLabError, "book/ticket/0 may leave was asked, and the answer cancelled")
+
+    live(main())
+    assert trip.bank.happened == []
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyError("odd")])
+def test_whatever_a_target_raises_it_is_asked(error):
+    class Odd(MemoryTarget):
+        def publish(self, *arguments):
+            super().publish(*arguments)
+            raise error
+
+    trip = Trip(target=Odd("bank"))
+    trip.hold.set()
+    live(checked_start(trip))
+    assert trip.said == [("publish", "Porto")]
+
+
+@pytest.mark.parametrize("found", [True, {"state": "confirmed"}, Receipt("k", {1, 2}, S.CONFIRMED)])
+def test_an_answer_of_a_target_that_is_no_receipt_blocks_the_effect(found):
+    class Odd(MemoryTarget):
+        def publish(self, *arguments):
+            raise ConnectionError
+
+        def find(self, key, *, close=False):
+            return found
+
+    trip = Trip(target=Odd("bank"))
+    trip.hold.set()
+
+    async def main():
+        await fails(trip.session.start(), RunBlocked, "book/ticket")
+
+    live(main())
+
+
+async def checked_start(trip):
+    return await checked(trip.session.start())
 
 
 @pytest.mark.parametrize("awaited", [False, True])
@@ -916,3 +965,102 @@ def test_a_node_reads_the_confirmation_of_an_effect_and_follows_it(policy):
 
     assert live(main()).outputs["mail"] == {"text": "booked as letters/book/ticket/1"}
     assert list(dict.fromkeys(read)) == ["Porto", "Faro"], "it never ran on anything in between"
+
+
+# --- the journal of a run that has ended, or never began ---------------------------------------------------------------
+
+
+def test_a_run_that_has_ended_answers_with_and_without_a_journal_alike(tmp_path):
+    trip = Trip(journal=tmp_path / "j")
+    trip.hold.set()
+
+    async def main():
+        run = trip.session.start()
+        await run.result()
+        with pytest.raises(WorkflowClosed, match=r"run\.reopen"):
+            await run.revise("request.city", "Faro")
+        run = run.reopen()
+        await run.revise("request.city", "Faro")
+        return (await checked(run)).effects, run.journal
+
+    effects, journal = live(main())
+    assert effects == {"book": {"ticket": {"to": "Faro"}}}
+    assert trip.session.replay().journal == journal
+
+
+def test_a_reopened_run_goes_on_in_the_journal_that_it_was_resumed_from(tmp_path):
+    first, then = Trip(journal=tmp_path / "j"), Trip(journal=tmp_path / "other")
+    then.bank = first.bank
+    then.session = Trip(target=first.bank, journal=tmp_path / "other").session
+    first.hold.set()
+
+    async def main():
+        await first.session.start().result()
+        run = then.session.resume(tmp_path / "j")
+        await run.result()
+        run = run.reopen()
+        run.revise("request.city", "Faro")
+        await until(run, S.CONFIRMED, 2)
+        run.cancel()
+        return run
+
+    run = live(main())
+    assert not (tmp_path / "other").exists()
+    assert first.session.replay().version == run.machine.version
+
+
+def test_a_run_that_is_stopped_before_it_began_lets_go_of_its_journal(tmp_path):
+    trip = Trip(journal=tmp_path / "j")
+
+    async def main():
+        trip.session.start()
+
+    asyncio.run(main())
+    Journal(tmp_path / "j").close()
+
+
+def test_a_run_that_was_stopped_takes_no_revision():
+    trip = Trip()
+
+    async def main():
+        run = trip.session.start()
+        await until(run, S.CONFIRMED)
+        run._main.cancel()
+        await asyncio.wait([run._main])
+        with pytest.raises(WorkflowClosed, match="was stopped - resume it"):
+            await run.revise("request.city", "Faro")
+
+    live(main())
+    assert trip.said == [("publish", "Porto")]
+
+
+def test_a_journal_of_more_than_the_workflow_makes_is_not_gone_on_with(tmp_path):
+    """Its receipt was read by a node that is gone: what came next was written over the gap, and nothing could read it."""
+    bank, hold = MemoryTarget("bank"), asyncio.Event()
+
+    def session(after):
+        flow = Workflow("trip")
+
+        @flow.node()
+        async def book(state, ctx):
+            ctx.stage(Effect("ticket", {"to": "Porto"}, "R", "bank"))
+
+        @flow.node()
+        async def rest(state, ctx):
+            await hold.wait()
+
+        flow.node(name="mail", after=after)(lambda state: {})
+        return Session(flow, {}, endpoint=None, targets={"bank": bank}, journal=tmp_path / "j")
+
+    async def main():
+        run = session(("book/ticket", "rest")).start()
+        await until(run, S.CONFIRMED)
+        await asyncio.sleep(0.01)
+        run._main.cancel()
+        await asyncio.wait([run._main])
+        hold.set()
+        with pytest.raises(ReviseLabError, match="resume it with the workflow that wrote it"):
+            session("rest").resume()
+        return await checked(session(("book/ticket", "rest")).resume())
+
+    assert live(main()).effects == {"book": {"ticket": {"to": "Porto"}}}

@@ -633,3 +633,9 @@ def test_redaction_keeps_the_kind_of_an_entry(path):
         with pytest.raises(JournalError, match="made something else of entry 0, a Start"):
             journal.append(starts(1))
         assert journal.length == 0
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, "half \ud800"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, name):
+    with pytest.raises(JournalError, match="cannot hold a journal"):
+        Journal(str(tmp_path / name) if name else name)

@@ -11,6 +11,7 @@ from revise_lab import Session, Workflow
 from revise_lab.errors import (
     PathError,
     ReentrantRevision,
+    RefusedCombination,
     ReviseLabError,
     RevisionRefused,
     RunCancelled,
@@ -120,6 +121,7 @@ def test_every_operation_and_the_path_as_tuple(virtually):
         run.revise("in.list[1]", op="remove")
         run.revise("in.gone", op="delete")
         run.revise(("in", "a.b"), {"deep": True})
+        run.revise(Revision("word", (Change("in", "set", ("away",), 1), Change("in", "delete", ("away",)))))
         run.revise(Revision("two", (Change("in", Op.SET, ("x",), 1), Change("in", Op.SET, ("y",), 2))))
         return await run.result()
 
@@ -135,6 +137,15 @@ REFUSED = [
     (("request.city", {1, 2}), {}, ValueNotCanonical, r"set is not JSON-like"),
     (("request.days", 1), {"op": "append"}, PathError, r"request\.days is leaf, not a list"),
     ((Revision("empty", ()),), {}, RevisionRefused, r"holds no change"),
+    (("request.city",), {}, RevisionRefused, r"set request\.city lacks a value"),
+    (("request", 1), {"id": 7}, RevisionRefused, r"id of revision 7 is no text - write '7'"),
+    (
+        (Revision("text", (Change("request", "delte", ("city",)),)),),
+        {},
+        RevisionRefused,
+        r"its op is one of set, delete",
+    ),
+    ((Revision("list", (Change("request", Op.SET, ["city"], 1),)),), {}, RevisionRefused, r"its path a tuple"),
 ]
 
 
@@ -412,6 +423,104 @@ def test_too_long_is_a_failure_with_a_name(virtually):
         return run
 
     assert started(virtually(main())) == ["slow@1", "slow@2", "slow@3"]
+
+
+def _cancels(*_):
+    raise asyncio.CancelledError
+
+
+async def _awaits_what_was_cancelled(state, ctx):
+    inner = asyncio.ensure_future(asyncio.sleep(9))
+    inner.cancel()
+    await inner
+
+
+@pytest.mark.parametrize(
+    "body", [_cancels, _awaits_what_was_cancelled, lambda s, c: _cancels(), lambda s, c: c.tool("t", _cancels)]
+)
+def test_what_a_body_awaits_and_others_cancel_is_a_failure_of_the_body(body):
+    """Nobody had stopped the attempt, so that nobody was told that it had ended, and the run waited for ever."""
+    flow = Workflow("inner")
+
+    async def called(state, ctx):
+        return await body(state, ctx)
+
+    flow.node(name="n", retries=1)(body if body is _cancels else called)
+
+    async def main():
+        run = Session(flow, {}, endpoint=None).start()
+        with pytest.raises(RunFailed, match="n: CancelledError"):
+            await asyncio.wait_for(run.result(), 10)
+        assert started(run) == ["n@1", "n@2"]
+        run.cancel()
+
+    asyncio.run(main())
+
+
+class _Mute(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class _Moody(Exception):
+    @property
+    def retryable(self):
+        raise ValueError("who knows")
+
+
+@pytest.mark.parametrize("error", [_Mute(), _Moody(), StopIteration(), ExceptionGroup("several", [KeyError("x")])])
+def test_an_exception_of_any_kind_is_a_failure_of_its_node(virtually, error):
+    flow = Workflow("odd")
+
+    @flow.node(name="n")
+    async def n(state):
+        raise error
+
+    async def main():
+        run = Session(flow, {}, endpoint=None).start()
+        with pytest.raises(RunFailed, match=f"n: .*{type(error).__name__}"):
+            await run.result()
+        run.cancel()
+
+    virtually(main())
+
+
+def test_a_plain_function_that_returns_something_to_await_is_told_so_and_an_object_may_be_called_asynchronously():
+    class Body:
+        async def __call__(self, state, ctx):
+            await asyncio.sleep(0)
+            return {"n": 1}
+
+    flow = Workflow("callables")
+    flow.node(name="thing")(Body())
+    flow.node(name="hidden", after="thing")(lambda state, ctx: Body()(state, ctx))
+
+    async def main():
+        run = Session(flow, {}, endpoint=None).start()
+        with pytest.raises(RunFailed, match=r"hidden.*plain function.*async def"):
+            await run.result()
+        assert run.machine.outputs()["thing"] == {"n": 1}
+        run.cancel()
+
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", [lambda run: run.revise("request.city", "Faro"), lambda run: run.cancel()])
+def test_a_run_is_changed_on_its_own_event_loop_only(what):
+    async def main():
+        run = Session(trip(0.0), REQUEST, endpoint=None).start()
+        await asyncio.sleep(0)
+        with pytest.raises(ReviseLabError, match="call_soon_threadsafe"):
+            await asyncio.to_thread(what, run)
+        return (await run.result()).outputs["book"]
+
+    assert asyncio.run(main()) == {"booked": "trains to Porto, 2 days"}
+
+
+def test_without_a_slot_nothing_could_start():
+    with pytest.raises(RefusedCombination, match="n_slots=0"):
+        Session(trip(), REQUEST, endpoint=None, n_slots=0)
 
 
 @pytest.mark.parametrize(("n_slots", "seconds"), [(1, 3.0), (None, 2.0)])
@@ -707,6 +816,23 @@ def test_one_changed_token_changes_what_follows_and_nothing_else():
     assert {node for node in one if one[node] != other[node]} == {"costs", "join", "report"}
     first, second = ({entry.node: entry.prompt_hash for entry in part} for part in (log[:10], log[10:]))
     assert {node for node in first if first[node] != second[node]} == {"costs", "join", "report"}
+
+
+def test_a_revision_before_the_endpoint_is_there_starts_nothing_too_early():
+    """What it made ready was started at once, and asked a model that the run did not have yet."""
+    flow = Workflow("early")
+
+    @flow.node(kind="model")
+    async def plan(state, ctx):
+        return {"n": state["in"]["n"], "text": (await ctx.model("go", max_tokens=2)).text}
+
+    async def main():
+        run = Session(flow, {"in": {"n": 1}}, endpoint="emulated").start()
+        run.revise("in.n", 2)
+        result = await run.result()
+        return result.outputs["plan"]["n"], started(run)
+
+    assert asyncio.run(main()) == (2, ["plan@1"])
 
 
 def test_the_embedded_endpoint_is_opened_and_closed_by_the_run():
