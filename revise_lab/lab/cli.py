@@ -248,6 +248,8 @@ class _Job:
         self.name, self.results, self.profile, self.n_jobs = name, results, arguments.profile, arguments.jobs
         self.notebook = _notebooks().get(name)
         self.overrides = dict(override(item) for item in arguments.overrides)
+        if "source" in self.overrides:
+            raise ConfigError("--set source: where values come from is not chosen; --endpoint URL makes them measured")
         self.config = None
         if _has_config(name):
             self.overrides |= _endpoint(name, arguments.endpoint)
@@ -292,14 +294,10 @@ def _endpoint(name: str, endpoint: str) -> dict[str, Any]:
         return {}
     if "://" not in endpoint:
         raise ConfigError(f"--endpoint is {endpoint!r}, neither 'emulated' nor a URL such as http://127.0.0.1:8000/v1")
-    if "@" in endpoint.split("/")[2]:
-        raise ConfigError(
-            "--endpoint holds a user or password, and results keep it; a key goes into REVISE_LAB_API_KEY"
-        )
     if "endpoint" not in lab.experiments.get(lab.load(name).experiment).params:
         _say(f"{name} talks to no endpoint; --endpoint changes nothing there")
         return {}
-    return {"fixed.endpoint": endpoint, "source": "measured"}
+    return {"fixed.endpoint": endpoint}
 
 
 def _dry_run(jobs: list[_Job], results: Path, n_jobs: int) -> int:

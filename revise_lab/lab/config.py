@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
+from urllib.parse import urlsplit
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
@@ -305,6 +306,19 @@ class _Layers:
             if name not in known:
                 self.fail(("fixed", name), "no such parameter", known, name)
 
+    def name_source(self) -> None:
+        """Call what a real endpoint answers measured, and keep what may be secret out of its URL."""
+        named = [(("fixed", "endpoint"), _mapping(self.tree.get("fixed")).get("endpoint"))]
+        named += [((*above, "endpoint"), each) for above, one in _grids(self.tree) for each in one.get("endpoint", ())]
+        for place, urls in named:
+            if not isinstance(urls, str) or urls == "emulated":
+                continue
+            self.tree["source"] = "measured"
+            for url in map(urlsplit, urls.split(",")):
+                if url.username or url.password or url.query:
+                    what = "its URL holds a user, a password or a query, and results keep it; a key goes into"
+                    self.fail(place, f"{what} REVISE_LAB_API_KEY")
+
     def _forget(self, place: Place) -> None:
         for old in [old for old in self.origins if old[: len(place)] == place]:
             del self.origins[old]
@@ -334,6 +348,7 @@ def _resolve(document: Document, profile: str, overrides: Mapping[str, Any], *, 
             if hasattr(error, "experiment"):
                 layers.fail(("experiment",), error.message)
             raise
+    layers.name_source()
     try:
         config = Config.model_validate_json(json.dumps(layers.tree | {"profile": profile}), strict=True)
     except ValidationError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from inspect import isawaitable
@@ -19,6 +20,8 @@ from .target import PremiseChanged, Receipt, Target, TargetError, check_target
 Authorise = Callable[[Intent, Effect], Any]
 """Returns, or resolves to, whether an effect may leave."""
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+"""Bounds of the pause before what nobody knew the outcome of is tried again (our choice)."""
 INSIDE: ContextVar[tuple[str, ...]] = ContextVar("inside", default=())
 """The runs whose node bodies, or questions whether an effect may leave, the current task is executing."""
 
@@ -60,6 +63,8 @@ class Dispatcher:
         self._targets, self._authorise, self._timeout_s, self._send = targets, authorise, timeout_s, send
         self._machine, self._run_id = machine, run_id
         self.tasks: set[asyncio.Task[None]] = set()
+        self._n_unsure: Counter[tuple[str, str, str]] = Counter()
+        """Calls in a row of which nobody knew what became, by what they were about."""
 
     def check(self, event: ev.Finish) -> None:
         """Refuse an effect that has no target, or one that cannot do what its class needs.
@@ -108,12 +113,17 @@ class Dispatcher:
         return asked and machine.state in ("open", "closing")
 
     async def _act(self, order: ev.Act) -> None:
-        target = self._targets[order.effect.target]
-        call = asyncio.to_thread(_call, target, order)
+        target, about = self._targets[order.effect.target], (order.intent.node, order.intent.slot, order.what)
+        if (again := self._n_unsure[about] - 1) >= 0:  # it may break every time: the second one waits, and each longer
+            await asyncio.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**again))
         try:
-            answer = await asyncio.wait_for(call, self._timeout_s)
+            if again >= 0 and order.what == "publish" and self._machine.state not in ("open", "closing"):
+                answer = ev.Answered(order.intent, Answer.UNSURE, None, "not sent again: the run was cancelled")
+            else:
+                answer = await asyncio.wait_for(asyncio.to_thread(_call, target, order), self._timeout_s)
         except TimeoutError:
             answer = ev.Answered(order.intent, Answer.UNSURE, None, f"no answer within {self._timeout_s:g} s")
+        self._n_unsure[about] = self._n_unsure[about] + 1 if answer.answer is Answer.UNSURE else 0
         self._send(answer)
 
 

@@ -101,6 +101,9 @@ class Session:
         File in which the run is kept, so that :meth:`resume` can go on with it when this process has died.
     redact : callable, optional
         See :class:`revise_lab.runtime.journal.Journal`.
+    name : str, optional
+        What targets know the run by: the first part of the keys of its effects (R11), by default the name of the workflow.
+        Runs that share a target need names of their own, or the second finds its effects done already.
     **switches : str
         Switches of the policy, when it is given by name.
     """
@@ -120,9 +123,11 @@ class Session:
         effect_timeout_s: float = 30.0,
         journal: str | Path | None = None,
         redact: Callable[[Any], Any] | None = None,
+        name: str | None = None,
         **switches: Any,
     ) -> None:
-        self.graph = workflow.graph() if isinstance(workflow, Workflow) else workflow
+        graph = workflow.graph() if isinstance(workflow, Workflow) else workflow
+        self.graph = graph if name is None else replace(graph, name=name)
         self.inputs = inputs
         how = policy_named(policy, **switches) if isinstance(policy, str) else policy
         if authorise is not None:

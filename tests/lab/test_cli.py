@@ -94,7 +94,7 @@ def test_list_names_what_there_is(capsys):
         (["reproduce", "toy", "--set", "grid.lod=[1.0]"], "grid.lod: no such parameter"),
         (["reproduce", "toy", "--set", "grid.load"], "override 'grid.load': write path=value"),
         (["reproduce", "toy", "--endpoint", "localhost"], "--endpoint is 'localhost', neither 'emulated' nor a URL"),
-        (["reproduce", "toy", "--endpoint", "http://me:secret@127.0.0.1/v1"], "--endpoint holds a user or password"),
+        (["reproduce", "toy", "--set", "source=measured"], "is not chosen; --endpoint URL makes them measured"),
         (["reproduce", "toy", "--profile", "fast"], "invalid choice: 'fast'"),
         (["reproduce", "toy", "--jobs", "0"], "must be a positive number, or -1 for one per core"),
         (["reproduce", "toy", "--set", "grid.load.x=[1.0]"], "override grid.load.x: the value of a parameter is whole"),

@@ -411,6 +411,45 @@ def test_a_call_without_answer_is_asked_for_and_lands_once(faults, published):
     assert "unknown" in states(run)
 
 
+def test_a_target_that_breaks_every_time_is_asked_ever_more_rarely():
+    class Broken(MemoryTarget):
+        n_calls = 0
+
+        def publish(self, intent_key, payload, premises):
+            self.n_calls += 1
+            raise ZeroDivisionError
+
+    trip = Trip(target=Broken("bank"))
+
+    async def main():
+        run = trip.session.start()
+        await asyncio.sleep(0.5)
+        run.cancel()
+        n_calls = trip.bank.n_calls
+        await asyncio.wait_for(run._main, 10)
+        assert trip.bank.n_calls == n_calls, "a cancelled run sends nothing more"
+
+    live(main())
+    assert 2 <= trip.bank.n_calls <= 5, "at once, and after 0.05, 0.1 and 0.2 s"
+
+
+def test_runs_that_share_a_target_have_names_of_their_own():
+    bank = MemoryTarget("bank")
+
+    async def main():
+        for name in ("order 7", "order 8", None):
+            trip = Trip(target=bank, name=name)
+            trip.hold.set()
+            await checked(trip.session.start())
+
+    live(main())
+    assert dict(bank.n_publications) == {
+        "order 7/book/ticket/0": 1,
+        "order 8/book/ticket/0": 1,
+        "trip/book/ticket/0": 1,
+    }
+
+
 @pytest.mark.parametrize("fault", [Fault.ANSWER_LOST, Fault.NOT_DONE])
 def test_an_undoing_without_answer_is_asked_for_and_done_once(fault):
     trip = Trip()

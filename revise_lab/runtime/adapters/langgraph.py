@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict
+from uuid import uuid4
 
 from revise_lab.core.plan import Policy
 from revise_lab.errors import ConfigError, RefusedCombination, ReviseLabError
@@ -106,6 +107,7 @@ class RevisableGraph:
         *,
         journal: str | Path | None = None,
         redact: Callable[[Any], Any] | None = None,
+        name: str | None = None,
     ) -> GraphRun:
         """Start a run on the running event loop.
 
@@ -120,6 +122,8 @@ class RevisableGraph:
             A run over a graph cannot be resumed from it, for the values of the framework are not in it.
         redact : callable, optional
             See :class:`revise_lab.runtime.journal.Journal`.
+        name : str, optional
+            What targets know the run by, the first part of the keys of its effects; by default one that no other run has.
 
         Raises
         ------
@@ -135,7 +139,7 @@ class RevisableGraph:
                 " start(input, {'configurable': {'thread_id': 'some name'}})"
             )
         images = {key: image(value) for key, value in raw.items()}
-        name = self.compiled.get_name() or "graph"
+        name = name or f"{self.compiled.get_name() or 'graph'} {uuid4().hex[:12]}"
         empty = Graph(name, {}, (), {}, {})
         session = Session(
             empty, images, self.policy, endpoint=None, targets=self.targets, authorise=self.authorise,
