@@ -307,13 +307,13 @@ class _Layers:
                 self.fail(("fixed", name), "no such parameter", known, name)
 
     def name_source(self) -> None:
-        """Call what a real endpoint answers measured, and keep what may be secret out of its URL."""
+        """Call what a real endpoint answers measured, cell after cell, and keep what may be secret out of its URL."""
         named = [(("fixed", "endpoint"), _mapping(self.tree.get("fixed")).get("endpoint"))]
         named += [((*above, "endpoint"), each) for above, one in _grids(self.tree) for each in one.get("endpoint", ())]
         for place, urls in named:
             if not isinstance(urls, str) or urls == "emulated":
                 continue
-            self.tree["source"] = "measured"
+            self.tree |= {"source": "measured", "exclusive": True}
             for url in map(urlsplit, urls.split(",")):
                 if url.username or url.password or url.query:
                     what = "its URL holds a user, a password or a query, and results keep it; a key goes into"

@@ -6,8 +6,10 @@ with one policy alone. Cells carry its numbers as parameters, so that another po
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +118,9 @@ def serve(
     cv: float = 0.0,
     factors: dict[str, float] | None = None,
     sample_s: float = float("inf"),
+    endpoint: str = "emulated",
+    max_concurrent: int = 256,
+    max_requests: int = 100_000,
 ) -> ServingRun:
     """Serve one open-loop run to its end and return what became of the workflows that came.
 
@@ -135,12 +140,24 @@ def serve(
         The cluster; ``abort`` is a key of `ABORTS`. ``pinned`` keeps a tenant at one replica, the same under every policy.
     sample_s : float
         Time between samples of the load.
+    endpoint, max_concurrent, max_requests
+        Where calls go; a real endpoint is asked on the clock, see `revise_lab.runtime.serving_live`. There ``abort`` is how
+        long a stream is kept open after its answer is not wanted any more.
     """
     make = maker(family, output_tokens)
     coming = jobs(seed, n_workflows, rate_per_s, make, n_tenants=n_tenants, revised_share=revised_share)
+    lengths = Lengths(prompt_tokens, shared_tokens, cv, factors or {})
+    if endpoint != "emulated":
+        from revise_lab.runtime.serving_live import serve_live
+
+        limits = {"max_concurrent": max_concurrent, "max_requests": max_requests, "sample_s": sample_s}
+        live = serve_live(
+            coming, endpoint, policy, lengths, abort_delay_s=ABORTS[abort], pinned=routing == "pinned", **limits
+        )
+        with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
+            return thread.submit(asyncio.run, live).result()
     cost = load(profile)
     cost = cost if ABORTS[abort] == cost.abort_delay_s else cost.with_(abort_delay_s=ABORTS[abort])
-    lengths = Lengths(prompt_tokens, shared_tokens, cv, factors or {})
     return serve_workflows(coming, Cluster(cost, n_replicas, routing=routing), policy, lengths, sample_s=sample_s)
 
 
@@ -171,6 +188,19 @@ def saving(frame: pd.DataFrame, policy: str, value: str, against: str = "suffix"
     return stats.Interval(
         100 * (1 - found.value), 100 * (1 - found.high), 100 * (1 - found.low), len(both), "%", found.kind
     )
+
+
+def source(frame: pd.DataFrame) -> str:
+    """Return the label of a frame's values."""
+    endpoint = str(frame["endpoint"].iloc[0])
+    return f"emulated ({frame['profile'].iloc[0]})" if endpoint == "emulated" else f"measured ({endpoint})"
+
+
+def estimate(n_workflows: int, rate_per_s: float, endpoint: str) -> dict[str, float]:
+    """Return what a run costs; emulated, measured on two cores of a laptop-class machine, for ``--dry-run`` only."""
+    if endpoint == "emulated":
+        return {"wall_s": 0.004 * n_workflows}
+    return {"wall_s": n_workflows / rate_per_s + 60, "calls": 15.0 * n_workflows}
 
 
 def kv_capacity_tokens(frame: pd.DataFrame) -> int:

@@ -93,16 +93,21 @@ class Lengths:
     cv: float = 0.0
     factors: Mapping[str, float] = field(default_factory=dict)
 
-    def request(self, id: int, ask: Ask, job: Job, prompt_key: str) -> Request:
-        """Return what the engine is asked; prompts of different workflows share only their start."""
-        tokens = ask.request["max_tokens"] * self.factors.get(ask.node, 1.0)
+    def output_tokens(self, node: str, max_tokens: int, job: Job) -> int:
+        """Return how long the answer to a call is to be."""
+        tokens = max_tokens * self.factors.get(node, 1.0)
         if self.cv:
             spread = math.sqrt(math.log1p(self.cv**2))
-            number = int.from_bytes(blake2b(f"{job.number}/{ask.node}".encode(), digest_size=6).digest(), "big")
+            number = int.from_bytes(blake2b(f"{job.number}/{node}".encode(), digest_size=6).digest(), "big")
             tokens *= math.exp(spread * NormalDist().inv_cdf((number + 0.5) / 2**48) - spread**2 / 2)
+        return max(1, round(tokens))
+
+    def request(self, id: int, ask: Ask, job: Job, prompt_key: str) -> Request:
+        """Return what the engine is asked; prompts of different workflows share only their start."""
+        tokens = self.output_tokens(ask.node, ask.request["max_tokens"], job)
         own = (f"{job.number}/{prompt_key}", self.prompt_tokens - self.shared_tokens)
         prefix = (("shared", self.shared_tokens), own) if self.shared_tokens else (own,)
-        return Request(id, self.prompt_tokens, max(1, round(tokens)), job.tenant, prefix)
+        return Request(id, self.prompt_tokens, tokens, job.tenant, prefix)
 
 
 class WorkflowRow(NamedTuple):
@@ -200,9 +205,7 @@ class _Workflow(Simulator):
         if job.revision is not None and fleet.revise_within_s is not None:
             self._at(job.arrival_s + job.moment * fleet.revise_within_s, job.revision)
         elif job.revision is not None:
-            depths = _depths(job.graph)
-            step, self._part = divmod(job.moment * (1 + max(depths.values())), 1)
-            self._wave = {name for name, depth in depths.items() if depth == step}
+            self._wave, self._part = wave_of(job)
         self._start_ready()
 
     def step(self, now_s: float, item: Any) -> None:
@@ -474,8 +477,10 @@ def _sample(at_s: float, fleet: _Fleet) -> Sample:
     return Sample(at_s, len(fleet.in_flight), n_queued, n_running, used, idle, busy_s)
 
 
-def _depths(graph: Graph) -> dict[str, int]:
+def wave_of(job: Job) -> tuple[set[str], float]:
+    """Return the nodes of the step during which a workflow is revised, and how far through their calls that is."""
     depths: dict[str, int] = {}
-    for name in graph.order:
-        depths[name] = max((1 + depths[parent] for parent in graph.nodes[name].parents), default=0)
-    return depths
+    for name in job.graph.order:
+        depths[name] = max((1 + depths[parent] for parent in job.graph.nodes[name].parents), default=0)
+    step, part = divmod(job.moment * (1 + max(depths.values())), 1)
+    return {name for name, depth in depths.items() if depth == step}, part

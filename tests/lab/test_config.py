@@ -395,7 +395,8 @@ def test_resolved_is_plain_json(toy):
 
 @pytest.mark.parametrize("url", ["http://me:secret@there/v1", "http://there/v1,http://there:2/v1?key=secret"])
 def test_a_url_that_may_hold_a_secret_is_refused_wherever_it_stands(url):
-    for change in ({"fixed__endpoint": url}, {"grid__endpoint": ["emulated", url]}):
+    grid = {"app": ["supplier"], "revision": ["country"], "endpoint": ["emulated", url]}
+    for change in ({"fixed__endpoint": url}, {"grid": [grid]}):
         with pytest.raises(ConfigError, match=r"a key goes into REVISE_LAB_API_KEY") as caught:
             load("revise_langgraph").with_(**change)
         assert "secret" not in str(caught.value)
@@ -405,3 +406,5 @@ def test_what_a_real_endpoint_answers_is_measured():
     config = load("revise_langgraph")
     assert config.source == config.with_(fixed__endpoint="emulated").source == "emulated"
     assert config.with_(fixed__endpoint="http://there/v1").source == "measured"
+    serving = load("revise_serving")
+    assert (serving.exclusive, serving.with_(fixed__endpoint="http://there/v1").exclusive) == (False, True)

@@ -70,6 +70,9 @@ class Params(BaseModel):
     prompt_tokens: int = Field(default_factory=fixed("prompt_tokens"), ge=1)
     shared_tokens: int = Field(default_factory=fixed("shared_tokens"), ge=0)
     output_tokens: int = Field(default_factory=fixed("output_tokens"), ge=1)
+    endpoint: str = Field("emulated", description="emulated, or the URLs of real replicas, with commas between them")
+    max_concurrent: int = Field(256, ge=1, description="calls that a real endpoint is asked at once")
+    max_requests: int = Field(100_000, ge=1, description="calls that a real endpoint is asked in all, in a cell")
 
 
 NOT_IN_SEED = frozenset(Params.model_fields)
@@ -90,8 +93,8 @@ def cell(params: Params, seed: int, replicate: int) -> list[dict[str, Any]]:
 
 
 def estimate(params: Params) -> dict[str, float]:
-    """Return what a cell costs; measured on two cores of a laptop-class machine, for ``--dry-run`` only."""
-    return {"wall_s": 0.004 * params.n_workflows}
+    """Return what a cell costs, for ``--dry-run`` only."""
+    return serving_cells.estimate(params.n_workflows, params.load * params.capacity_per_s, params.endpoint)
 
 
 # --- changes against suffix ------------------------------------------------------------------------------------------
@@ -356,7 +359,7 @@ def _side(row: Mapping[str, Any]) -> int:
 
 def values(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return R18 (work), R19 (goodput and p99) and R20 (the design), and the trend and correctness beside them."""
-    source = f"emulated ({frame['profile'].iloc[0]})"
+    source = serving_cells.source(frame)
     pair = main(frame, "S12")
     pair = pair[pair["policy"].isin(["revise", "suffix"])]
     rows = [
