@@ -6,20 +6,23 @@ order. Rows go back to the parent, which alone writes.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from revise_lab.errors import CellFailed, ConfigError
 from revise_lab.lab import experiments
 from revise_lab.lab.config import Cell
 
+T = TypeVar("T")
 _FRAMES = 3
 _DESERTED_S = 20
 _DIED = (
@@ -125,3 +128,28 @@ def _await_ready(running: Any, ours: Any) -> None:
 
 
 EXECUTORS: Mapping[str, Executor] = {"serial": serial, "joblib": joblib, "dask": dask}
+
+
+def on_own_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on an event loop in a thread of its own: the thread of a notebook has a loop already.
+
+    Parameters
+    ----------
+    work : coroutine
+        Cancelled when this thread is interrupted, and then waited for.
+    """
+    tasks: list[asyncio.Task[T]] = []
+
+    async def main() -> T:
+        tasks.append(asyncio.get_running_loop().create_task(work))
+        return await tasks[0]
+
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(asyncio.run, main())
+        try:
+            return ended.result()
+        except BaseException:
+            for task in tasks:
+                with contextlib.suppress(RuntimeError):  # its loop has ended by itself
+                    task.get_loop().call_soon_threadsafe(task.cancel)
+            raise

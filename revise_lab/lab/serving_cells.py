@@ -6,10 +6,8 @@ with one policy alone. Cells carry its numbers as parameters, so that another po
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,14 +146,14 @@ def serve(
     coming = jobs(seed, n_workflows, rate_per_s, make, n_tenants=n_tenants, revised_share=revised_share)
     lengths = Lengths(prompt_tokens, shared_tokens, cv, factors or {})
     if endpoint != "emulated":
+        from revise_lab.lab.executors import on_own_loop
         from revise_lab.runtime.serving_live import serve_live
 
         limits = {"max_concurrent": max_concurrent, "max_requests": max_requests, "sample_s": sample_s}
         live = serve_live(
             coming, endpoint, policy, lengths, abort_delay_s=ABORTS[abort], pinned=routing == "pinned", **limits
         )
-        with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
-            return thread.submit(asyncio.run, live).result()
+        return on_own_loop(live)
     cost = load(profile)
     cost = cost if ABORTS[abort] == cost.abort_delay_s else cost.with_(abort_delay_s=ABORTS[abort])
     return serve_workflows(coming, Cluster(cost, n_replicas, routing=routing), policy, lengths, sample_s=sample_s)

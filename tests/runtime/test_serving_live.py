@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
+import time
 from collections import Counter
 from itertools import pairwise
 
@@ -124,6 +127,23 @@ def test_the_experiments_run_on_it_and_say_measured(experiment):
         assert "all others equal the oracle" in serving_cells.check(frame)
         assert serving_cells.source(frame) == f"measured ({server.url})"
     assert experiment.estimate(given)["calls"] > 12 * 25
+
+
+def test_an_interrupt_ends_a_cell_on_the_clock_at_once():
+    """The loop is in another thread than the one that Ctrl-C interrupts."""
+    with ClusterServer(H100, 1, time_scale=20) as server:
+        given = {"policy": "revise", "n_workflows": 25, "endpoint": server.url, "capacity_per_s": 1}
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, in a job in the background
+        threading.Timer(1.0, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+        began_s = time.monotonic()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                revise_serving.cell(
+                    revise_serving.Params(**given, prompt_tokens=50, shared_tokens=0, output_tokens=8), 1, 0
+                )
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert time.monotonic() - began_s < 5
 
 
 @pytest.mark.live

@@ -14,13 +14,13 @@ import copy
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
 from revise_lab.lab import stats
+from revise_lab.lab.executors import on_own_loop
 from revise_lab.lab.experiments import Column
 from revise_lab.lab.rows import beside, value_row
 from revise_lab.runtime.endpoint import ModelRequest, OpenAIModel, connect
@@ -123,8 +123,7 @@ def cell(params: Params, seed: int, replicate: int) -> list[dict[str, Any]]:
                 rows.append({"policy": policy, "turn": turn, **await measure(params, policy, model)})
             return rows
 
-    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
-        return thread.submit(asyncio.run, all_policies()).result()
+    return on_own_loop(all_policies())
 
 
 def estimate(params: Params) -> dict[str, float]:
