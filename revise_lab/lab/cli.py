@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,12 @@ def _endpoint(name: str, endpoint: str) -> dict[str, Any]:
         return {}
     if "://" not in endpoint:
         raise ConfigError(f"--endpoint is {endpoint!r}, neither 'emulated' nor a URL such as http://127.0.0.1:8000/v1")
+    for url in endpoint.split(","):
+        with contextlib.suppress(OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
+            if "revise_lab" in str(_models(url.strip())[0].get("owned_by")):
+                raise ConfigError(
+                    f"{url.strip()} is an emulation of ours, and results would call it measured; leave --endpoint away"
+                )
     if "endpoint" not in lab.experiments.get(lab.load(name).experiment).params:
         _say(f"{name} talks to no endpoint; --endpoint changes nothing there")
         return {}
@@ -434,23 +441,27 @@ def _check_kernel() -> tuple[bool, str]:
 
 
 def _check_endpoint(endpoint: str) -> tuple[bool, str]:
-    from http.client import HTTPException
     from urllib.error import HTTPError
-    from urllib.request import urlopen
 
     if endpoint == "emulated":
         return True, "the endpoint is emulated, so there is nothing to reach; --endpoint URL checks a real one"
     if not endpoint.startswith(("http://", "https://")):
         return False, f"endpoint {endpoint!r} is neither 'emulated' nor an http(s) URL"
     try:
-        with urlopen(f"{endpoint.rstrip('/')}/models", timeout=5) as answer:
-            names = ", ".join(str(model["id"]) for model in json.load(answer)["data"])
+        names = ", ".join(str(model["id"]) for model in _models(endpoint))
     except HTTPError as error:
         refused = error.code in (401, 403)
         return refused, f"endpoint answers with HTTP {error.code} (a key in REVISE_LAB_API_KEY may be needed)"
     except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError) as error:
         return False, f"endpoint {endpoint} gives no list of models: {getattr(error, 'reason', error)}"
     return True, f"endpoint serves {names}"
+
+
+def _models(endpoint: str) -> list[dict[str, Any]]:
+    from urllib.request import urlopen
+
+    with urlopen(f"{endpoint.rstrip('/')}/models", timeout=5) as answer:
+        return list(json.load(answer)["data"])
 
 
 def _say(line: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from revise_lab.errors import ConfigError
 from revise_lab.lab.cli import main
+from revise_lab.serving.server import EmbeddedServer
 
 HERE = Path(__file__).parent
 CONFIG = """\
@@ -80,6 +81,12 @@ def test_help_teaches(capsys):
     for command in ("list", "reproduce", "scorecard", "verify", "doctor"):
         assert main([command, "--help"]) == 0
         assert "examples:" in capsys.readouterr().out
+
+
+def test_our_own_emulation_is_not_measured(capsys):
+    with EmbeddedServer() as server:
+        assert main(["reproduce", "toy", "--endpoint", f"http://127.0.0.1:9/v1, {server.url}"]) == 2
+    assert f"{server.url} is an emulation of ours, and results would call it measured" in capsys.readouterr().err
 
 
 def test_list_names_what_there_is(capsys):
