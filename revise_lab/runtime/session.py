@@ -376,6 +376,13 @@ class Run:
             loop.call_soon(self._deliver)
         return Acceptance(self, revision, answer)
 
+    def _check_outside(self) -> None:
+        if self.id in INSIDE.get():
+            raise ReentrantRevision(
+                f"a node body of run {self.id} awaits the result of that run, which waits for the body - return, and"
+                " await it outside"
+            )
+
     def _check_loop(self) -> None:
         """Refuse to be called from another thread: a run is changed in one piece, on its own event loop."""
         try:
@@ -397,7 +404,14 @@ class Run:
         self._driver.held -= len(pending)
         now_s = asyncio.get_running_loop().time()
         self.revised_s.extend((revision.id, now_s) for revision, _ in pending)
-        groups = [pending] if self.session.coalesce_s else [[each] for each in pending]
+        groups: list[list[tuple[Revision, asyncio.Future[RecoveryPlan | None]]]] = []
+        for (
+            revision,
+            answer,
+        ) in pending:  # of two with one id the second is a duplicate, and has to come after the first
+            together = self.session.coalesce_s and groups and all(each.id != revision.id for each, _ in groups[-1])
+            groups = groups if together else [*groups, []]
+            groups[-1].append((revision, answer))
         for group in groups:
             revisions = tuple(revision for revision, _ in group)
             event = ev.ReviseTogether(revisions) if self.session.coalesce_s else ev.Revise(*revisions)
@@ -488,7 +502,10 @@ class Run:
             An effect needs a person; it is listed. The run goes on when it is resolved or revised.
         RunCancelled
             The run was cancelled.
+        ReentrantRevision
+            A node body of the run awaits it, and it would wait for the body.
         """
+        self._check_outside()
         while True:
             status = self.machine.status
             if self._main.done() and not self._main.cancelled() and (error := self._main.exception()):

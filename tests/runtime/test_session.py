@@ -226,6 +226,23 @@ def test_revisions_that_arrive_together_are_planned_together(virtually):
     assert result.outputs["book"] == {"booked": "trains to Porto, 3 days"}
 
 
+def test_two_revisions_of_one_id_are_never_taken_together(virtually):
+    """As if they had come one after the other: the second is a duplicate, and its value is not the one that was accepted."""
+
+    async def main(coalesce_s):
+        run = Session(trip(), REQUEST, "revise_plus", endpoint=None, coalesce_s=coalesce_s).start()
+        await asyncio.sleep(1.5)
+        asked = [run.revise("request.city", city, id="same") for city in ("Faro", "Braga")]
+        plans = await asyncio.gather(*asked, return_exceptions=True)
+        return plans, (await run.result()).outputs["book"]
+
+    apart, together = (virtually(main(coalesce_s)) for coalesce_s in (0.0, 0.2))
+    assert together[1] == apart[1] == {"booked": "trains to Faro, 2 days"}
+    assert [type(each) for each in together[0]] == [type(each) for each in apart[0]]
+    assert together[0][0].affected == apart[0][0].affected
+    assert together[0][1] is None or isinstance(together[0][1], RevisionRefused)
+
+
 def test_an_output_is_pinned_and_released(virtually):
     async def main():
         run = Session(trip(), REQUEST, "revise_plus", endpoint=None).start()
@@ -290,6 +307,23 @@ def test_a_body_that_awaits_its_own_revision_is_told_why_not(virtually):
     assert len(failed) == 1
     assert failed[0].startswith(f"{ReentrantRevision.__name__}: a node body of run {runs[0].id} awaits")
     assert "without await" in failed[0]
+
+
+def test_a_body_that_awaits_the_result_of_its_own_run_is_told_why_not(virtually):
+    flow, runs = Workflow("circle"), []
+
+    @flow.node(kind="tool")
+    async def waits(state, ctx):
+        return {"of": (await runs[0].result()).outputs}
+
+    async def main():
+        runs.append(Session(flow, {"in": {}}, endpoint=None).start())
+        with pytest.raises(RunFailed, match=r"ReentrantRevision: .*awaits the result of that run.*await it outside"):
+            await runs[0].result()
+        runs[0].cancel()
+        await asyncio.wait([runs[0]._main])
+
+    virtually(main())
 
 
 def test_a_body_may_await_the_revision_of_another_run(virtually):

@@ -281,6 +281,7 @@ class GraphRun(Run):
         RunBlocked, RunCancelled
             As for :meth:`revise_lab.runtime.session.Run.result`.
         """
+        self._check_outside()
         while True:
             machine = self.machine
             if self._main.done() and not self._main.cancelled() and (error := self._main.exception()):
