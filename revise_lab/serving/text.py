@@ -93,12 +93,16 @@ def hash_text(prompt: str, seed: int | None, n_tokens: int) -> str:
     return " ".join(WORDS[next(numbers) % len(WORDS)] for _ in range(n_tokens))
 
 
+_LEVELS = 2
+"""Levels of a type that holds itself; each may be three times as wide as the one above."""
+
+
 def hash_json(prompt: str, seed: int | None, schema: Mapping[str, Any]) -> str:
     """Give a JSON text that satisfies a simple schema, filled by the same hash.
 
     Understood are ``type``, ``enum``, ``const``, ``properties``, ``items`` with ``minItems`` and ``maxItems``,
     ``minimum`` and ``maximum``, ``minLength`` and ``maxLength``, ``anyOf`` and ``oneOf``, and ``$ref`` into ``$defs``.
-    All properties are filled, required or not.
+    All properties are filled, required or not; of a type that holds itself, only what is required from the third level on.
 
     Parameters
     ----------
@@ -117,28 +121,32 @@ def hash_json(prompt: str, seed: int | None, schema: Mapping[str, Any]) -> str:
     return json.dumps(_fill(schema, _stream(prompt, seed), schema), ensure_ascii=False)
 
 
-def _fill(schema: Mapping[str, Any], numbers: Iterator[int], root: Mapping[str, Any]) -> Any:
+def _fill(schema: Mapping[str, Any], numbers: Iterator[int], root: Mapping[str, Any], level: int = 0) -> Any:
+    deep = level > _LEVELS
     if "$ref" in schema:
         target: Any = root
-        for part in str(schema["$ref"]).removeprefix("#/").split("/"):
+        for part in filter(None, str(schema["$ref"]).removeprefix("#").split("/")):
             target = target[part]
-        return _fill(target, numbers, root)
+        return _fill(target, numbers, root, level + 1)
     if "const" in schema:
         return schema["const"]
     choices = schema.get("enum") or schema.get("anyOf") or schema.get("oneOf")
     if choices:
+        if deep and "enum" not in schema:
+            choices = [each for each in choices if "$ref" not in each] or choices
         chosen = choices[next(numbers) % len(choices)]
-        return chosen if "enum" in schema else _fill(chosen, numbers, root)
+        return chosen if "enum" in schema else _fill(chosen, numbers, root, level)
     kind = schema.get("type", "object" if "properties" in schema else "string")
     if isinstance(kind, list):
         kind = kind[0]
     if kind == "object":
-        parts = {name: {} for name in schema.get("required", ())} | schema.get("properties", {})
-        return {name: _fill(part, numbers, root) for name, part in parts.items()}
+        required = schema.get("required", ())
+        parts = {name: {} for name in required} | schema.get("properties", {})
+        return {name: _fill(parts[name], numbers, root, level) for name in (required if deep else parts)}
     if kind == "array":
-        low = schema.get("minItems", 1)
-        length = low + next(numbers) % (max(schema.get("maxItems", low + 2), low) - low + 1)
-        return [_fill(schema.get("items", {}), numbers, root) for _ in range(length)]
+        low = schema.get("minItems", 0 if deep else 1)
+        length = low if deep else low + next(numbers) % (max(schema.get("maxItems", low + 2), low) - low + 1)
+        return [_fill(schema.get("items", {}), numbers, root, level) for _ in range(length)]
     if kind in ("integer", "number"):
         return _number(schema, kind, next(numbers))
     if kind == "boolean":

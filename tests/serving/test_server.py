@@ -99,6 +99,26 @@ def test_json_satisfies_its_schema_and_follows_the_prompt():
     assert {json.loads(text)["route"] for text in texts} == {"air", "rail"}
 
 
+@pytest.mark.parametrize("ref", ["#", "#/$defs/node"])
+def test_a_type_that_holds_itself_has_an_end(ref):
+    node = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "children": {"type": "array", "items": {"$ref": ref}},
+            "next": {"anyOf": [{"$ref": ref}, {"type": "null"}]},
+            "twin": {"$ref": ref},
+        },
+        "required": ["name", "children", "next"],
+    }
+    schema = node if ref == "#" else {"$ref": ref, "$defs": {"node": node}}
+    value = json.loads(hash_json("prompt", 0, schema))
+    assert {"name", "children", "next", "twin"} == set(value)
+    assert len(json.dumps(value)) < 500_000
+    with pytest.raises(RecursionError):
+        hash_json("prompt", 0, {"type": "object", "properties": {"self": {"$ref": "#"}}, "required": ["self"]})
+
+
 def test_limits_and_stops_end_an_answer():
     whole, reason = answer(MESSAGES, 0, reply_tokens=10)
     assert (len(whole), reason) == (10, "stop")
