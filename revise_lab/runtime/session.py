@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,6 @@ from revise_lab.core.machine import Machine, replay
 from revise_lab.core.oracle import Truth, choices, differences, oracle, receipts_of
 from revise_lab.core.plan import Action, Policy, RecoveryPlan
 from revise_lab.errors import (
-    ReentrantRevision,
     RefusedCombination,
     ReviseLabError,
     RevisionRefused,
@@ -49,7 +48,8 @@ from revise_lab.records.selector import parse_path
 from revise_lab.records.value import ABSENT, Value, freeze, thaw
 from revise_lab.records.workflow import Graph, Workflow
 
-from .dispatch import INSIDE, Authorise
+from .acceptance import Acceptance, check_outside
+from .dispatch import Authorise
 from .driver import AttemptSpan, Driver, Outside
 from .journal import Journal, JournalError
 from .reply import Model
@@ -216,35 +216,6 @@ class Session:
         return Journal(where, redact=self.redact)
 
 
-class Acceptance:
-    """The answer to a revision, to be awaited: the recovery plan, or the error that refused it.
-
-    A revision that is not awaited is delivered all the same.
-    """
-
-    def __init__(self, run: Run, revision: Revision, answer: asyncio.Future[RecoveryPlan | None]) -> None:
-        self.revision = revision
-        self._run = run
-        self._answer = answer
-
-    def __await__(self) -> Generator[Any, None, RecoveryPlan | None]:
-        if self._run.id in INSIDE.get():
-            raise ReentrantRevision(
-                f"a node body of run {self._run.id} awaits the acceptance of revision {self.revision.id!r}, which may"
-                " stop that very body - call run.revise(...) without await; it is delivered behind the current event"
-            )
-        return self._answer.__await__()
-
-    def if_refused(self, then: Callable[[], object]) -> None:
-        """Call ``then`` if the revision is refused, before anybody who waits for the answer goes on."""
-
-        def look(answer: asyncio.Future[RecoveryPlan | None]) -> None:
-            if not answer.cancelled() and answer.exception() is not None:
-                then()
-
-        self._answer.add_done_callback(look)
-
-
 class Run:
     """A workflow in flight: revise it, watch it, wait for its result, ask why.
 
@@ -374,14 +345,7 @@ class Run:
             loop.call_later(self.session.coalesce_s, self._deliver)
         elif not self.session.coalesce_s:
             loop.call_soon(self._deliver)
-        return Acceptance(self, revision, answer)
-
-    def _check_outside(self) -> None:
-        if self.id in INSIDE.get():
-            raise ReentrantRevision(
-                f"a node body of run {self.id} awaits the result of that run, which waits for the body - return, and"
-                " await it outside"
-            )
+        return Acceptance(self.id, revision, answer)
 
     def _check_loop(self) -> None:
         """Refuse to be called from another thread: a run is changed in one piece, on its own event loop."""
@@ -505,7 +469,7 @@ class Run:
         ReentrantRevision
             A node body of the run awaits it, and it would wait for the body.
         """
-        self._check_outside()
+        check_outside(self.id)
         while True:
             status = self.machine.status
             if self._main.done() and not self._main.cancelled() and (error := self._main.exception()):

@@ -14,8 +14,9 @@ from revise_lab.records.revision import Change, Op, Revision
 from revise_lab.records.selector import Path, parse_path
 from revise_lab.records.value import ABSENT, Value, equal, thaw, walk
 from revise_lab.records.workflow import Node
+from revise_lab.runtime.acceptance import Acceptance, check_outside
 from revise_lab.runtime.driver import AttemptSpan
-from revise_lab.runtime.session import Acceptance, Run, Session
+from revise_lab.runtime.session import Run, Session
 
 from .calls import Inside, watching
 from .growing import Growing, PassBegins, PassEnds
@@ -281,7 +282,7 @@ class GraphRun(Run):
         RunBlocked, RunCancelled
             As for :meth:`revise_lab.runtime.session.Run.result`.
         """
-        self._check_outside()
+        check_outside(self.id)
         while True:
             machine = self.machine
             if self._main.done() and not self._main.cancelled() and (error := self._main.exception()):
