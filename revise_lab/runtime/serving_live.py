@@ -144,10 +144,11 @@ class _Workflow:
         try:
             reply = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            call.aborted, call.end_s = True, ends.now_s()
+            call.aborted = True
             ends.leave(asking)
             raise
-        call.end_s = ends.now_s()
+        finally:
+            call.end_s = ends.now_s()
         ends.call_s = call.end_s - call.asked_s
         short = blake2b(reply.text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
         return replace(reply, text=short)

@@ -92,6 +92,21 @@ def test_a_spent_budget_ends_the_run_and_says_so():
         assert 12 <= len(server.log) <= 20, "what was on its way when the budget ended may not have arrived"
 
 
+def test_a_workflow_whose_call_is_refused_for_good_is_a_miss_and_the_others_go_on():
+    with ClusterServer(H100, 2, time_scale=0.02, fail={400: 0.03}, seed=2) as server:
+        run = serve(server)
+    statuses = Counter(row.status for row in run.rows)
+    assert set(statuses) == {"finished", "unfinished"}
+    missed = [row for row in run.rows if row.status == "unfinished"]
+    assert not any(row.correct or row.in_slo(1e9) for row in missed)
+    assert all(row.correct for row in run.rows if row not in missed)
+    with ClusterServer(H100, fail={400: 1.0}) as server:
+        run = serve(server, arrivals=coming(6, rate=1.0))
+    assert {row.status for row in run.rows} == {"unfinished"}
+    assert run.rows[0].n_calls >= 1
+    assert run.rows[0].wall_s < run.end_s, "five calls, each of which ends with its refusal"
+
+
 @pytest.mark.parametrize(("delay_s", "aborted"), [(0.0, True), (None, False)])
 def test_a_stream_that_nobody_wants_is_closed_when_the_delay_is_over(delay_s, aborted):
     with ClusterServer(H100, 1, time_scale=0.1) as server:
