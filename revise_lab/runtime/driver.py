@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from inspect import isawaitable
+from inspect import CORO_CREATED, getcoroutinestate, isawaitable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -189,16 +189,14 @@ class Driver:
         running.span = self.spans[order.attempt] = AttemptSpan(order.node, order.attempt, self._now_s())
         self._tasks[order.attempt] = running
         running.task = asyncio.get_running_loop().create_task(self._attempt(order.attempt, running), name=order.attempt)
-        running.task.add_done_callback(self._note_end)
+        running.task.add_done_callback(self._note_crash)
 
-    def _note_end(self, task: asyncio.Task[None]) -> None:
-        """Give back the slot of an attempt that was stopped before its first step, of which its own code never heard."""
-        running = self._tasks.pop(attempt := task.get_name(), None)
-        if running is not None and running.orphaned:
-            running.span.end_s = self._now_s()
-            if attempt in self.machine.attempts:
-                self.send(ev.Stopped(attempt))
-        self._note_crash(task)
+    def _note_stopped(self, task: asyncio.Task[None]) -> None:
+        """End an attempt that was stopped before its first step, of which its own code never heard."""
+        attempt = task.get_name()
+        self._tasks.pop(attempt).span.end_s = self._now_s()
+        if attempt in self.machine.attempts:
+            self.send(ev.Stopped(attempt))
 
     def _note_crash(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
@@ -223,6 +221,8 @@ class Driver:
         running.orphaned = True
         running.span.outcome = "orphaned" if order.orphaned else "aborted"
         if not order.orphaned:
+            if getcoroutinestate(running.task.get_coro()) == CORO_CREATED:  # type: ignore[arg-type]
+                running.task.add_done_callback(self._note_stopped)
             running.task.cancel()
 
     async def _attempt(self, attempt: str, running: _Task) -> None:

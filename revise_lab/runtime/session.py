@@ -369,10 +369,8 @@ class Run:
         now_s = asyncio.get_running_loop().time()
         self.revised_s.extend((revision.id, now_s) for revision, _ in pending)
         groups: list[list[tuple[Revision, asyncio.Future[RecoveryPlan | None]]]] = []
-        for (
-            revision,
-            answer,
-        ) in pending:  # of two with one id the second is a duplicate, and has to come after the first
+        # of two with one id the second is a duplicate, and has to come after the first
+        for revision, answer in pending:
             together = self.session.coalesce_s and groups and all(each.id != revision.id for each, _ in groups[-1])
             groups = groups if together else [*groups, []]
             groups[-1].append((revision, answer))

@@ -346,14 +346,19 @@ class TaskDriver(Driver):
         running = self._tasks[order.attempt] = _Task(execution, span=span)  # type: ignore[arg-type]
         running.task = loop.create_task(self._attempt(order.attempt, running), name=order.attempt)
 
+    def _note_stopped(self, task: asyncio.Task[None]) -> None:
+        execution = self.executions[task.get_name()]
+        super()._note_stopped(task)
+        if not self.keeps_jobs:
+            execution.let_go()
+
     async def _attempt(self, attempt: str, running: _Task) -> None:
         try:
             await super()._attempt(attempt, running)
         except asyncio.CancelledError:
             raise
-        except (
-            BaseException
-        ) as error:  # the driver's own; a callback at the end of every task would cost a turn of the loop
+        except BaseException as error:
+            # the driver's own; a callback at the end of every task would cost a turn of the loop
             self.fail(error)
             if not isinstance(error, Exception):
                 raise

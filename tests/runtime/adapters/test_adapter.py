@@ -265,6 +265,32 @@ def test_a_revision_after_the_seal_is_refused_by_name():
     run_virtual(main())
 
 
+@pytest.mark.parametrize("policy", ["revise", "restart"])
+def test_an_attempt_that_is_stopped_before_its_first_step_has_ended_too(policy):
+    """Its own code never ran, so that it stayed among the live attempts and its span had no end."""
+
+    async def first(state):
+        return {"a": str(state["req"]["k"])}
+
+    async def second(state):
+        return {"b": state["a"]}
+
+    async def main(n_turns):
+        run = RevisableGraph(chain(first, second), policy).start({"req": {"k": 0}})
+        for _ in range(n_turns):
+            await asyncio.sleep(0)
+        for k in range(1, 12):
+            run.revise("req.k", k)
+            await asyncio.sleep(0)
+        result = await run.result()
+        assert result.state["b"] == "11"
+        assert {str(attempt.state) for attempt in run.machine.attempts.values()} <= {"committed"}
+        assert all(span.end_s is not None for span in run.spans)
+        return sum(span.outcome == "aborted" for span in run.spans)
+
+    assert sum(run_virtual(main(n_turns)) for n_turns in range(12)) > 0
+
+
 def test_renaming_a_node_moves_the_order_of_starts_and_not_the_sets():
     def build(first, second):
         async def one(state):
